@@ -249,6 +249,10 @@ def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
     values |= {option: _path_in(parameters[name]) for option, name in ends.items() if name in parameters}
     if family:
         values |= {name: parameters[name] for name in ("dtype", "quantize_base") if name in parameters}
+    files = parameters.get("adapters") or ()
+    if high := [each for each in files if each.get("high_noise") is True]:
+        values["lora_weight_high_noise"] = [_path_in(each) for each in high]
+        values["lora_multiplier_high_noise"] = [each.get("strength", 1.0) for each in high]
     if model := parameters.get("model_path"):
         values["pretrained_model_name_or_path"] = model
     form_family = str(family or min(FAMILIES, key=lambda name: card_of(name).order))
@@ -258,7 +262,8 @@ def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
         "values": form_values(form_family, values),
         "adapters": [
             {"path": _path_in(adapter), "strength": adapter.get("strength", 1.0)}
-            for adapter in parameters.get("adapters") or ()
+            for adapter in files
+            if adapter.get("high_noise") is not True
         ],
         "controls": [_path_in(control) for control in parameters.get("control_images") or ()],
         "model": parameters.get("model"),

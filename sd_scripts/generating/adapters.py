@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common.components import DENOISER, Components
+from sd_scripts.families.common.experts import HIGH, LOW, TRAINED, Experts
 from sd_scripts.families.common.family import Family
 from sd_scripts.library.quantization import fp8
 from sd_scripts.library.quantization.quantized import add_, format_of
@@ -32,6 +33,17 @@ class Adapter:
     """The names of its layers that the model has."""
     written: int
     """When the file was last written."""
+
+    def is_for(self, component: str, experts: Experts | None) -> bool:
+        """Return whether the component, which may be one of two models for different noise, gets it."""
+        if experts is None:
+            return not self.file.high_noise
+        if component not in (DENOISER, experts.component):
+            return True
+        high = component == experts.component
+        if self.file.high_noise is None:
+            return (HIGH if high else LOW) in self.lora.metadata.get(TRAINED, LOW)
+        return self.file.high_noise == high
 
     @classmethod
     def read(cls, file: AdapterFile, family: Family, components: Components, warn: Callable[[str], None]) -> Adapter:
@@ -60,7 +72,8 @@ def written_at(path: Path) -> int:
 
 def component_names(components: Components) -> list[str]:
     """Return the names of the components that can be adapted."""
-    return [DENOISER, *components.encoder_names]
+    second = [components.experts.component] if components.experts else []
+    return [DENOISER, *components.encoder_names, *second]
 
 
 def modules_of(family: Family, components: Components) -> list[AdaptedModule]:
@@ -72,8 +85,9 @@ def modules_of(family: Family, components: Components) -> list[AdaptedModule]:
 
 def layers_of(family: Family, components: Components, name: str) -> dict[str, tuple[str, nn.Module]]:
     """Return each layer of a component that can be adapted: name in files -> its path and the layer."""
-    each = modules_of(family, components)[component_names(components).index(name)]
-    return {each.target.name(path): (path, layer) for path, layer in readable(each.module)}
+    encoders = dict(zip(components.encoder_names, family.lora_text_encoders, strict=True))
+    target = encoders.get(name, family.lora)
+    return {target.name(path): (path, layer) for path, layer in readable(components.module(name))}
 
 
 @torch.no_grad()

@@ -88,7 +88,8 @@ class Generator:
     def apply(self, files: Sequence[AdapterFile]) -> None:
         """Apply these adapters instead of those before. Raises ValueError, one sentence, and keeps those before."""
         known = {each.file.path: each for each in self._adapters if each.written == written_at(each.file.path)}
-        if tuple(files) == tuple(each.file for each in self._adapters) and len(known) == len({*files}):
+        unchanged = known.keys() == {file.path for file in files}
+        if unchanged and tuple(files) == tuple(each.file for each in self._adapters):
             return
         read = [
             with_changes(known[file.path], file=file)
@@ -98,11 +99,13 @@ class Generator:
         ]
         changed = frozenset().union(*(adapter.layers for adapter in (*self._adapters, *read)))
         self._adapters = tuple(read)
+        if not self.components.experts and any(file.high_noise for file in files):
+            self._reporter.warn("lora_weight_high_noise: has no effect, since there is no model for high noise")
         for name in component_names(self.components):
             layers = {n: layer for n, layer in layers_of(self.family, self.components, name).items() if n in changed}
             if layers and name == DENOISER:
                 self._swap(layers)
-            elif layers:
+            elif layers and name in self.components.encoder_names:
                 self.components.free(name)
                 self._texts.clear()
                 self.encoder_changes += 1
@@ -189,7 +192,8 @@ class Generator:
         self.load(VAE, DENOISER)
         if self._placed:
             return
-        self.family.place(self.components, placement_of(self._settings), self.device)
+        placement = with_changes(placement_of(self._settings), offloads_idle=True)  # they change places once a clip
+        self.family.place(self.components, placement, self.device)
         denoiser = self.components.denoiser
         if self._compile.compile:
             blocks = self.family.blocks.denoiser(denoiser)
@@ -203,24 +207,27 @@ class Generator:
         """Add the adapters to a component just loaded."""
         if name in component_names(self.components):
             layers = layers_of(self.family, self.components, name)
-            named = ((name, layer) for name, (_, layer) in layers.items())
-            merge(named, self._adapters, self.device, self._dtype)
+            named = ((layer_name, layer) for layer_name, (_, layer) in layers.items())
+            merge(named, self._adapters_for(name), self.device, self._dtype)
+
+    def _adapters_for(self, component: str) -> list[Adapter]:
+        return [each for each in self._adapters if each.is_for(component, self.components.experts)]
 
     def _swap(self, layers: dict[str, tuple[str, nn.Module]]) -> None:
-        """Replace the adapters in the denoiser: in place, or where weights are quantized or swapped by loading it
-        again. Its graphs stay in either case."""
+        """Replace the adapters in the denoiser: in place, or where weights are quantized, swapped or of two models by
+        loading it again. Its graphs stay in either case."""
         if not self._placed:
             self.components.free(DENOISER)
             return
         memory = self._settings.get(MemoryOptions)
         quantized = any(format_of(layer) for layer in self.components.denoiser.modules())
-        if quantized or (memory and memory.blocks_to_swap):
+        if quantized or self.components.experts or (memory and memory.blocks_to_swap):
             self.components.free(DENOISER)
             self._placed = False
             return
         self._reporter.phase("applying adapters")
         source = self.components.sources[DENOISER]
-        replace(layers.items(), source.read(source.dtype, source.keep), self._adapters)
+        replace(layers.items(), source.read(source.dtype, source.keep), self._adapters_for(DENOISER))
 
     def _with_fallback(self, work: Callable[[], list[Media]]) -> list[Media]:
         """Return the result of `work`, made without compiling if the compiler fails."""

@@ -189,6 +189,7 @@ def parameters(settings: Settings, prompt: SamplePrompt, media: Media | None = N
     model = settings[ModelOptions].pretrained_model_name_or_path or ""
     adapters = [
         {"name": title_of(each.path), "strength": each.strength, "path": str(each.path)}
+        | ({"high_noise": True} if each.high_noise else {})
         for each in adapters_of(options)
     ]
     controls = [_identified(name) for name in prompt.control_images]

@@ -43,6 +43,14 @@ class MemoryOptions(OptionGroup, title="Large models"):
         methods=("lora",),
     )
 
+    offload_inactive_dit: bool = switch(
+        "Save GPU memory: with two models, for high and for low noise, keep the one that does not compute in RAM. They "
+        "change places whenever a step needs the other one, in about a second.",
+        label="Idle model in RAM",
+        needs="experts",
+        methods=("lora",),
+    )
+
     @staticmethod
     def chosen(weight_format: str) -> str:
         """Return the format that an option names, empty for none."""

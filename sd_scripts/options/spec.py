@@ -26,6 +26,7 @@ CAPABILITIES = {
     "convolutions": "the model has convolutions that adapters may adapt",
     "end_image": "a clip can be given the image that it ends with",
     "flow_shift": "the shift of the timesteps can be chosen for each sample",
+    "experts": "the model may have a second set of weights, for high noise",
     "fp8": "frozen weights can be stored in 8 or 4 bits",
     "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
     "group_norms": "the model has group norms",

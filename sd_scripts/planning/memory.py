@@ -175,7 +175,8 @@ class _Run:
         encoders = 0.0
         if not self.cache.cache_text_encoder_outputs_to_disk:
             encoders = sum(self.facts.values[name] * HALF + self._quantized(name)[1] for name in self.encoders)
-        return PROCESS + int(max(encoders, self._swapped() * PINNED, self.facts.values[VAE] * FULL))
+        idle = self._second() - self._idle_on_device()
+        return PROCESS + int(idle + max(encoders, self._swapped() * PINNED, self.facts.values[VAE] * FULL))
 
     # components
 
@@ -196,6 +197,16 @@ class _Run:
         """Return the bytes of the denoiser that are off the device."""
         values, quantized = self._quantized(DENOISER)
         return self.facts.swapped(self.swap) * (quantized / values if values else self.compute)
+
+    def _second(self) -> float:
+        """Return the bytes of a second set of the denoiser's weights."""
+        return self._component(DENOISER) if self.card.plan.trains_two(self.settings) else 0.0
+
+    def _idle_on_device(self) -> float:
+        """Return those of them that wait on the device."""
+        memory = self.settings.get(MemoryOptions)
+        waits_there = self._second() and not (memory and memory.offload_inactive_dit)
+        return self._second() - self._swapped() if waits_there else 0.0
 
     def _bytes_of_vae(self) -> int:
         """Return the bytes of a value of the VAE."""
@@ -255,6 +266,7 @@ class _Run:
         vae = 0 if self.cache.caches_latents else self._vae()
         return {
             "weights": self._component(DENOISER) - self._swapped(),
+            "idle weights": self._idle_on_device(),
             "master weights" if self.full else "adapter": masters,
             "optimizer": self.trained * self._bytes_of_state(),
             "EMA": self.trained * FULL if ema.use_ema and ema.ema_device == "gpu" else 0,

@@ -13,7 +13,7 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.control_images import why_unreadable
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.dataset import ControlOptions
-from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
+from sd_scripts.options.generating.generate import FILES_OF, GENERATE, GenerateOptions
 from sd_scripts.options.generating.prompt_lines import (
     CONTROLS,
     LINE_OPTIONS,
@@ -54,6 +54,9 @@ class AdapterFile:
 
     path: Path
     strength: float = 1.0
+    high_noise: bool | None = None
+    """Whether it is for the model for high noise, if there are two, or for the other; None: for those that it was
+    trained on, as its metadata says, or else for the other."""
 
 
 def setup_parser(family: str) -> Parser:
@@ -148,9 +151,15 @@ def model_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def adapters_of(options: GenerateOptions) -> tuple[AdapterFile, ...]:
-    strengths = [*options.lora_multiplier, *[1.0] * len(options.lora_weights)]
+    high = bool(options.lora_weight_high_noise)
+    found = [
+        (options.lora_weights, options.lora_multiplier, False if high else None),
+        (options.lora_weight_high_noise, options.lora_multiplier_high_noise, True),
+    ]
     return tuple(
-        AdapterFile(Path(file), strength) for file, strength in zip(options.lora_weights, strengths, strict=False)
+        AdapterFile(Path(file), strength, high_noise)
+        for files, strengths, high_noise in found
+        for file, strength in zip(files, [*strengths, *[1.0] * len(files)], strict=False)
     )
 
 
@@ -278,9 +287,10 @@ def prompt_images(valid: Settings) -> Iterator[str]:
 
 def adapters(valid: Settings) -> Iterator[str]:
     """Check that the files are adapters for this family, as far as their headers show."""
-    for file in valid[GenerateOptions].lora_weights:
-        if why := model_checks.why_no_lora(Path(file), valid.script.family):
-            yield f"lora_weights: {why}"
+    for name in FILES_OF.values():
+        for file in getattr(valid[GenerateOptions], name):
+            if why := model_checks.why_no_lora(Path(file), valid.script.family):
+                yield f"{name}: {why}"
 
 
 def image_dir(valid: Settings) -> Iterator[str]:

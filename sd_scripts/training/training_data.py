@@ -143,7 +143,7 @@ def open_training_data(
     for remark in model_checks.model_remarks(context.settings, Path(components.source)):
         context.warn(remark)
     components.on_load = partial(method.change_base, family, components, context)
-    return TrainingData(
+    training_data = TrainingData(
         context=context,
         family=family,
         components=components,
@@ -151,6 +151,8 @@ def open_training_data(
         trains_encoder=method.trains_text_encoders(family, context),
         prompts=prompts,
     )
+    warn_about_known_samples(training_data)
+    return training_data
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:
@@ -158,6 +160,24 @@ def batches_per_epoch(context: Context, plan: DataPlan) -> int:
     short_batches = context.settings[DatasetOptions].short_batches
     # the loader that trains warns about images that fill no batch
     return len(BatchLoader(BatchReader(plan), warn=lambda _: None, world=context.world, short_batches=short_batches))
+
+
+def warn_about_known_samples(training_data: TrainingData) -> None:
+    """Warn about samples that the model is shown as a whole. Raises ValueError if there are no others."""
+    conditions, items = training_data.family.conditions, training_data.plan.items
+    if not (conditions and training_data.condition_names):
+        return
+    known = sum(item.fit.bucket.frames < conditions.shortest for item in items)
+    if not known:
+        return
+    which = "all samples have" if known == len(items) else f"{known} of {len(items)} samples have"
+    sentence = (
+        f"target_frames: {which} one frame, which this image-to-video model is given as its image, so they teach it "
+        "nothing; choose clips, with target_frames above 1"
+    )
+    if known == len(items):
+        raise ValueError(sentence)
+    training_data.context.warn(sentence)
 
 
 def warn_about_cut_texts(training_data: TrainingData) -> None:

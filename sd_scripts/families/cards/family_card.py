@@ -245,6 +245,8 @@ class PlanCard:
     speeds: tuple[Speed, ...] = ()
     memory: MemoryFacts | None = None
     """None: not known."""
+    trains_two: Callable[[OptionValues], bool] = lambda settings: False
+    """Settings -> whether a second set of the denoiser's weights waits for its turn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from sd_scripts.families.cards.family_card import DENOISER as DENOISER
 from sd_scripts.families.cards.family_card import VAE as VAE
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.quantization import fp8
+
+if TYPE_CHECKING:
+    from sd_scripts.families.common.experts import Experts
 
 Keep = Callable[[str, Tensor], bool]
 """Name, tensor -> whether it keeps the dtype that it has in the file."""
@@ -101,6 +104,8 @@ class Components:
     """By name: denoiser, vae, text_encoder1, ... Empty if the modules were not read from files."""
     others: dict[str, nn.Module] = field(default_factory=dict)
     """Components besides denoiser, VAE and text encoders, by name: an image encoder."""
+    experts: Experts | None = None
+    """Two sets of weights that change places in the denoiser; None: it has one."""
     learned: dict[int, range] = field(default_factory=dict)
     """Place of a text encoder -> ids of the new token that is trained (textual inversion): its tokenizer maps to
     the first, the others follow it."""
@@ -138,6 +143,8 @@ class Components:
         for name in names:
             if name in self.sources:
                 self._put(name, self.sources[name].empty)
+            if name == DENOISER and self.experts:
+                self.experts.idle = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

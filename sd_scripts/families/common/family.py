@@ -217,6 +217,8 @@ class Conditions:
     are names. For a sample that is flipped it gets flipped pixels."""
     components: Sequence[str] = ()
     """Components that `encode` calls in addition to the VAE."""
+    shortest: int = 1
+    """Frames of the shortest sample from which the model does not already know all that it has to predict."""
 
 
 @dataclass(frozen=True, kw_only=True)

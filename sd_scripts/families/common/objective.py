@@ -14,6 +14,11 @@ from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.settings.settings import Settings
 
+Draw = Callable[[int, FlowOptions, int, torch.Generator], Tensor]
+"""How many, options, tokens of an image, generator -> sigmas."""
+TRIES = 1000
+"""Draws until one is within the bounds, at most."""
+
 
 def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     """Return loss_weight (B,), and mask (B, 1, H, W) if the batch has one."""
@@ -29,7 +34,7 @@ def flow_inputs(
     timesteps: Tensor | None = None,
     *,
     tokens: int | None = None,
-    draw: Callable[[int, FlowOptions, int, torch.Generator], Tensor] = draw_sigmas,
+    draw: Draw = draw_sigmas,
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching, on the latents' device.
 
@@ -40,9 +45,7 @@ def flow_inputs(
     noise_options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
     if timesteps is None:
-        tokens = math.prod(grid_of(latents)) if tokens is None else tokens
-        sigmas = draw(len(latents), settings[FlowOptions], tokens, generator)
-        timesteps = within_bounds(sigmas, *timestep_bounds(noise_options))
+        timesteps = flow_timesteps(len(latents), latents, settings, generator, tokens=tokens, draw=draw)
     t = expand_to(timesteps.float(), latents)
     return {
         "noisy": (1 - t) * latents + t * perturb(noise, noise_options, generator),
@@ -50,6 +53,33 @@ def flow_inputs(
         "timesteps": timesteps.float(),
         **loss_inputs(batch, latents.device),
     }
+
+
+def flow_timesteps(
+    count: int,
+    latents: Tensor,
+    settings: Settings,
+    generator: torch.Generator,
+    *,
+    tokens: int | None = None,
+    draw: Draw = draw_sigmas,
+) -> Tensor:
+    """Draw timesteps (count,) within min_timestep and max_timestep; the other arguments as in flow_inputs."""
+    options = settings[FlowOptions]
+    tokens = math.prod(grid_of(latents)) if tokens is None else tokens
+    low, high = timestep_bounds(settings[NoiseOptions])
+    if options.preserve_distribution_shape:
+        return draws_within(
+            lambda tries: draw(tries, options, tokens, generator), count, low / TIMESTEPS, high / TIMESTEPS
+        )
+    return within_bounds(draw(count, options, tokens, generator), low, high)
+
+
+def draws_within(draw: Callable[[int], Tensor], count: int, low: float, high: float) -> Tensor:
+    """Return draws (count,) within bounds: of TRIES for each the first one, or if there is none the nearest bound."""
+    tries = draw(TRIES * count).view(TRIES, count)
+    first = ((tries >= low) & (tries <= high)).int().argmax(dim=0, keepdim=True)
+    return tries.gather(0, first)[0].clamp(low, high)
 
 
 def flow_validation_timesteps(noise: NoiseOptions) -> list[float]:

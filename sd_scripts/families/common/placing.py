@@ -32,12 +32,18 @@ class Placement:
     swapped_blocks: int
     """How many blocks stay off the device."""
     quantization: Quantization
+    offloads_idle: bool = False
+    """Whether a second set of weights waits in main memory rather than on the device (experts.py)."""
 
 
 def placement_of(settings: Settings) -> Placement:
     """Return how the options store the denoiser."""
-    swapped_blocks = blocks_to_swap(settings.get(MemoryOptions))
-    return Placement(swapped_blocks=swapped_blocks, quantization=quantization_of(settings))
+    memory = settings.get(MemoryOptions)
+    return Placement(
+        swapped_blocks=blocks_to_swap(memory),
+        quantization=quantization_of(settings),
+        offloads_idle=bool(memory and memory.offload_inactive_dit),
+    )
 
 
 def swap_problems(memory: MemoryOptions | None, most: int, model: str) -> list[str]:
@@ -86,6 +92,18 @@ def place_transformer(
     block_quantizer."""
     quantize = block_quantizer(quantization, transformer.dtype, device, few_tokens=few_tokens)
     transformer.swapper = place_blocks(transformer, kinds, device, quantize=quantize)
+
+
+def quantize_blocks(
+    blocks: Sequence[nn.Module], placement: Placement, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Quantize blocks that are in main memory, and stay there, as `place_transformer` does."""
+    quantize = block_quantizer(placement.quantization, dtype, device, few_tokens=())
+    swapped = swapped_blocks(len(blocks), placement.swapped_blocks)
+    for number, block in enumerate(blocks if quantize else ()):
+        assert quantize
+        quantize(block.to(device), number not in swapped)
+        block.to("cpu")
 
 
 def checkpoint_gradients(transformer: nn.Module, training: TrainingOptions, network: NetworkOptions | None) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common.components import DENOISER, WeightSource
+from sd_scripts.families.common.components import TEXT_ENCODER, WeightSource
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.library.quantization import fp8, int8
 from sd_scripts.library.quantization.fp8 import Fp8
@@ -49,11 +49,12 @@ def quantize_while_loading(
     of_encoders = quantization.encoders
     for name, source in sources.items():
         pattern = layouts[name].quantizable
-        if not pattern or not (of_denoiser if name == DENOISER else of_encoders):
+        encodes = name.startswith(TEXT_ENCODER)
+        if not pattern or not (of_encoders if encodes else of_denoiser):
             continue
         keep = partial(can_be_quantized, pattern)
         quantize = None
-        if name != DENOISER:
+        if encodes:
             quantize = partial(
                 quantize_encoder, weight_format=FORMATS[of_encoders], dtype=source.dtype, pattern=pattern
             )

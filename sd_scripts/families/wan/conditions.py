@@ -83,4 +83,4 @@ def see(components: Components, image: Tensor) -> Tensor:
     return features.float()
 
 
-CONDITIONS = Conditions(names=condition_names, encode=encode_conditions, components=(IMAGE_ENCODER,))
+CONDITIONS = Conditions(names=condition_names, encode=encode_conditions, components=(IMAGE_ENCODER,), shortest=2)

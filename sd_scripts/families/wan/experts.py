@@ -1,50 +1,100 @@
-"""Wan 2.2 A14B: samples of two models, one for high and one for low noise; a run trains one of them."""
+"""Wan 2.2 A14B: two models, one for high and one for low noise. A LoRA is trained on both, or on one of them; samples
+use both."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor
 
-from sd_scripts.families.common.components import Components
+from sd_scripts.families.common.components import DENOISER, Components
+from sd_scripts.families.common.experts import HIGH, LOW, TRAINED, Experts
 from sd_scripts.families.common.flow_sampling import Velocity
 from sd_scripts.families.common.placing import placement_of
+from sd_scripts.families.wan import load
 from sd_scripts.families.wan.card import HIGH_NOISE
-from sd_scripts.families.wan.card.options import WanSamplingOptions
-from sd_scripts.families.wan.load import place_model
+from sd_scripts.families.wan.card.experts import boundary_of, trained_experts
 from sd_scripts.families.wan.model import WanTransformer
-from sd_scripts.library.diffusion.noise import TIMESTEPS
 from sd_scripts.settings.settings import Settings
 
-BOUNDARY, BOUNDARY_OF_IMAGES = 875, 900
+TRAINS_HIGH = "trains_high_noise"
+"""Among the extras of components: whether the denoiser is the model for high noise, and the other one is for low."""
 
 
-class Experts:
-    """Predicts the velocity with the model that was trained for this noise level. The one for high noise is loaded for
-    its steps, and then given back: it has no use in training."""
+def prepare(components: Components, settings: Settings) -> None:
+    """Let both models change places in the denoiser if both are trained; else the denoiser is the trained one."""
+    load.prepare(components, settings)
+    if HIGH_NOISE not in components.sources:
+        return
+    boundary = boundary_for(components, settings)
+    sources = components.sources
+    low, high = trained_experts(settings, boundary)
+    sources[HIGH_NOISE] = replace(sources[HIGH_NOISE], device="cpu")
+    if low and high:
+        components.experts = Experts(component=HIGH_NOISE, option="dit_high_noise", boundary=boundary)
+    elif high:
+        one, other = sources[DENOISER], sources[HIGH_NOISE]
+        sources[DENOISER] = replace(one, empty=other.empty, make=other.make, path=other.path, read=other.read)
+        sources[HIGH_NOISE] = replace(other, empty=one.empty, make=one.make, path=one.path, read=one.read)
+        components.denoiser, components.others[HIGH_NOISE] = other.empty, one.empty
+        components.extras[TRAINS_HIGH] = True
+
+
+def expert_metadata(components: Components) -> dict[str, str]:
+    """Return the entry about the models that a LoRA is trained on, where there are two."""
+    if HIGH_NOISE not in components.sources:
+        return {}
+    one = HIGH if components.extras.get(TRAINS_HIGH) else LOW
+    return {TRAINED: f"{LOW},{HIGH}" if components.experts else one}
+
+
+def boundary_for(components: Components, settings: Settings) -> float:
+    params = cast(WanTransformer, components.denoiser).params
+    return boundary_of(settings, reads_images=params.in_channels > params.channels)
+
+
+class UntrainedExpert:
+    """Predicts the velocity with the model for this noise level, where only one of them is trained. The other one is
+    loaded for its steps, and then given back: it has no use in training, and the LoRA is not for it."""
 
     def __init__(
-        self, components: Components, settings: Settings, low: Velocity, make: Callable[[WanTransformer], Velocity]
+        self,
+        components: Components,
+        settings: Settings,
+        make: Callable[[WanTransformer, bool], Velocity],
     ):
-        """`low`: of the trained model; `make` returns the same for another model."""
-        self.components, self.settings, self.low, self.make = components, settings, low, make
-        params = cast(WanTransformer, components.denoiser).params
-        default = BOUNDARY if params.in_channels == params.channels else BOUNDARY_OF_IMAGES
-        self.boundary = (settings[WanSamplingOptions].timestep_boundary or default) / TIMESTEPS
-        self.high: Velocity | None = None
+        """`make` returns the velocity of a model, and whether it is the one for high noise."""
+        self.components, self.settings, self.make = components, settings, make
+        self.trains_high = bool(components.extras.get(TRAINS_HIGH))
+        self.boundary = boundary_for(components, settings)
+        self.trained = make(cast(WanTransformer, components.denoiser), self.trains_high)
+        self.other: Velocity | None = None
 
     def __call__(self, latents: Tensor, t: Tensor) -> Tensor:
-        if float(t.max()) < self.boundary:
+        if (float(t.max()) >= self.boundary) == self.trains_high:
             self.close()
-            return self.low(latents, t)
-        if self.high is None:
+            return self.trained(latents, t)
+        if self.other is None:
             self.components.load(HIGH_NOISE)
             model = cast(WanTransformer, self.components.module(HIGH_NOISE))
-            place_model(model, placement_of(self.settings), latents.device)
-            self.high = self.make(model)
-        return self.high(latents, t)
+            load.place_model(model, placement_of(self.settings), latents.device)
+            self.other = self.make(model, not self.trains_high)
+        return self.other(latents, t)
 
     def close(self) -> None:
-        """Give back the memory of the model for high noise."""
-        if self.high is not None:
-            self.high = None
+        """Give back the memory of the other model."""
+        if self.other is not None:
+            self.other = None
             self.components.free(HIGH_NOISE)
+
+
+def velocity_of(
+    components: Components, settings: Settings, make: Callable[[WanTransformer, bool], Velocity]
+) -> Velocity:
+    """Return the function that predicts the velocity of samples, with both models if there are two."""
+    denoiser = cast(WanTransformer, components.denoiser)
+    if components.experts:
+        return components.experts.choosing(low=make(denoiser, False), high=make(denoiser, True))
+    if HIGH_NOISE in components.sources:
+        return UntrainedExpert(components, settings, make)
+    return make(denoiser, False)

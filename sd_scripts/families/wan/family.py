@@ -15,7 +15,8 @@ from sd_scripts.families.common.objective import flow_validation_timesteps
 from sd_scripts.families.common.placing import checkpoint_gradients
 from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import CONDITIONS
-from sd_scripts.families.wan.load import LAYOUTS, place, prepare, problems
+from sd_scripts.families.wan.experts import prepare
+from sd_scripts.families.wan.load import LAYOUTS, place, problems
 from sd_scripts.families.wan.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.wan.objective import loss, metadata, step_inputs
 from sd_scripts.families.wan.sampling import prompt_captions, sample

@@ -9,6 +9,7 @@ from sd_scripts.families.common.flow_sampling import Velocity
 from sd_scripts.families.wan.card.options import WanSamplingOptions, layers_of
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.objective import predict
+from sd_scripts.library.diffusion.noise import TIMESTEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ def guided_velocity(
 
 
 class StepCounter:
-    """Knows the guidance of the current step."""
+    """Knows the guidance of the current step, and its timestep as the official code rounds it."""
 
     def __init__(self, steps: Sequence[Step]):
         self.steps, self.number = steps, -1
@@ -94,7 +95,7 @@ class StepCounter:
 
         def counted(latents: Tensor, t: Tensor) -> Tensor:
             self.number += 1
-            return velocity(latents, t)
+            return velocity(latents, (t.double() * TIMESTEPS).floor().float() / TIMESTEPS)
 
         return counted
 

@@ -43,9 +43,11 @@ def make_vae(shapes: Shapes) -> nn.Module:
     return AutoencoderKLWan(**config, in_channels=channels, out_channels=channels)
 
 
-TRANSFORMER = Layout(make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=keys.transformer_from_diffusers)
+TRANSFORMER = Layout(
+    make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=keys.transformer_from_diffusers, quantizable=LINEAR
+)
 LAYOUTS = {
-    DENOISER: replace(TRANSFORMER, quantizable=LINEAR),
+    DENOISER: TRANSFORMER,
     TEXT_ENCODER: Layout(
         make=lambda shapes: make_text_encoder("UMT5EncoderModel", "UMT5Config", t5_config(shapes)),
         outline=lambda shapes: UMT5EncoderOutline(**t5_config(shapes)),
@@ -68,8 +70,15 @@ def prepare(components: Components, settings: Settings) -> None:
 
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:
-    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 29 GB in bf16."""
-    place_model(cast(WanTransformer, components.denoiser), placement, device)
+    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 29 GB in bf16. The
+    weights of a second model, which takes its place, follow."""
+    transformer = cast(WanTransformer, components.denoiser)
+    place_model(transformer, placement, device)
+    if experts := components.experts:
+        components.load(HIGH_NOISE)
+        high = cast(WanTransformer, components.module(HIGH_NOISE))
+        experts.join(transformer, high, list(high.blocks), placement)
+        components.free(HIGH_NOISE)
 
 
 def place_model(transformer: WanTransformer, placement: Placement, device: torch.device) -> None:

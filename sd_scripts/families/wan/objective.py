@@ -9,6 +9,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, option_metadata
 from sd_scripts.families.wan.conditions import CONDITION, FEATURES
+from sd_scripts.families.wan.experts import expert_metadata
 from sd_scripts.families.wan.text import STATES
 from sd_scripts.library.diffusion.flow_timesteps import loss_weights
 from sd_scripts.library.diffusion.losses import diffusion_loss
@@ -17,7 +18,7 @@ from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
 
 OBJECTIVE_METADATA = (
-    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale"),
+    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale", "preserve_distribution_shape"),
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
 )
 
@@ -62,4 +63,4 @@ def predict(
 
 def metadata(settings: Settings, components: Components) -> dict[str, str]:
     """Return the metadata that LoRA files of Wan have in addition to every family's."""
-    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)
+    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA) | expert_metadata(components)

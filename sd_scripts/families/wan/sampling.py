@@ -22,11 +22,10 @@ from sd_scripts.families.common.sampling import (
     on_device,
 )
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
-from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.tasks import NEGATIVE, task_of
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER, condition_names, conditions_of
-from sd_scripts.families.wan.experts import Experts
+from sd_scripts.families.wan.experts import UntrainedExpert, velocity_of
 from sd_scripts.families.wan.guidance import StepCounter, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.text import MASK, pad_text
@@ -75,19 +74,20 @@ def sample(
         solver = make_solver(options.sample_solver, prompt.steps, shift)
         step = StepCounter(steps_of(options, prompt.steps))
         guided = partial(guided_velocity, captions=captions, conditions=conditions, step=step, options=options)
-        velocity = guided(transformer, scale=prompt.scale)
-        experts = None
-        if HIGH_NOISE in components.sources:
-            of_high = partial(guided, scale=options.guidance_scale_high_noise or prompt.scale)
-            velocity = experts = Experts(components, settings, velocity, of_high)
+
+        def make(model: WanTransformer, high: bool) -> Velocity:
+            own = options.guidance_scale_high_noise if high else None
+            return guided(model, scale=prompt.scale if own is None else own)
+
+        velocity = predicted = velocity_of(components, settings, make)
         start = None
         if keeps_start and (image := _frame(prompt.start_image, (width, height), device, settings)) is not None:
             with on_device(components.vae, device):
                 start = encode_images(components, image)
             velocity = keeping_start(velocity, start)
         latents = solver_steps(noise, solver, step.counting(velocity), lambda so_far: decoded(so_far[:, :, :1]))
-        if experts:
-            experts.close()
+        if isinstance(predicted, UntrainedExpert):
+            predicted.close()
         return Media.of(decoded(latents if start is None else with_start(latents, start)), fps)
 
 

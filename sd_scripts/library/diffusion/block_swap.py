@@ -125,32 +125,45 @@ class _HostCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """The swapped tensors of a block, laid out as consecutive bytes."""
+    """Tensors laid out as consecutive bytes."""
 
     offsets: list[tuple[Tensor, int]]
     """Each tensor and its byte offset."""
     size: int
 
     @classmethod
-    def of(cls, block: nn.Module, trainable: bool) -> _Layout:
+    def of(cls, tensors: Iterable[Tensor]) -> _Layout:
         offsets = []
         end = 0
-        for tensor in (*block.parameters(), *block.buffers()):
-            if trainable or not tensor.requires_grad:
-                offsets.append((tensor, end))
-                end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+        for tensor in tensors:
+            offsets.append((tensor, end))
+            end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
         return cls(offsets=offsets, size=end)
 
+    @classmethod
+    def of_block(cls, block: nn.Module, trainable: bool) -> _Layout:
+        """Return the layout of the tensors that are swapped with a block."""
+        return cls.of(each for each in (*block.parameters(), *block.buffers()) if trainable or not each.requires_grad)
+
     @torch.no_grad()
-    def move_to_host(self, slot: _Slot) -> Tensor:
-        """Copy the block to main memory, make its tensors permanent views of the slot, and attach a host_copy to each,
-        which `is_swapped` and `host_value` read. Return the host buffer."""
-        host = _host_bytes(self.size, slot.bytes.device)
+    def move_to_host(self, device: torch.device) -> Tensor:
+        """Move the tensors to main memory that is pinned for the device; return it."""
+        host = _host_bytes(self.size, device)
         for tensor, start in self.offsets:
-            value = _view_of(host, start, tensor).copy_(tensor)
-            tensor.data = _view_of(slot.bytes, start, tensor)
-            tensor.host_copy = _HostCopy(value=value, slot=slot)  # type: ignore[attr-defined]
+            tensor.data = _view_of(host, start, tensor).copy_(tensor)
         return host
+
+    def share(self, slot: _Slot, host: Tensor) -> None:
+        """Make the tensors permanent views of the slot, and attach a host_copy to each, which `is_swapped` and
+        `host_value` read."""
+        for tensor, start in self.offsets:
+            tensor.data = _view_of(slot.bytes, start, tensor)
+            tensor.host_copy = _HostCopy(value=_view_of(host, start, tensor), slot=slot)  # type: ignore[attr-defined]
+
+
+def move_to_host(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Move tensors to main memory that is pinned for the device, in place; return it: their bytes, in order."""
+    return _Layout.of(tensors).move_to_host(device)
 
 
 def is_swapped(tensor: Tensor) -> bool:
@@ -197,13 +210,14 @@ class BlockSwap:
         self.blocks = [blocks[i] for i in chosen]
         self.trainable = trainable
         self.streams = streams or CopyStreams.of(device)
-        layouts = [_Layout.of(block, trainable) for block in self.blocks]
-        size = max((layout.size for layout in layouts), default=0)
+        self._layouts = [_Layout.of_block(block, trainable) for block in self.blocks]
+        size = max((layout.size for layout in self._layouts), default=0)
         self._slots = [_Slot(size, device, self.streams) for _ in self.blocks[:SLOTS]]
         self._host_copies: list[Tensor] = []
         """Each swapped block's bytes in main memory."""
-        for number, (block, layout) in enumerate(zip(self.blocks, layouts, strict=True)):
-            self._host_copies.append(layout.move_to_host(self._slot(number)))
+        for number, (block, layout) in enumerate(zip(self.blocks, self._layouts, strict=True)):
+            self._host_copies.append(layout.move_to_host(device))
+            layout.share(self._slot(number), self._host_copies[number])
             block.register_state_dict_post_hook(_state_dict_hook)
         for number, block in enumerate(blocks):
             if number not in chosen:  # a swapped block is a view of its slot and must not be copied out of it
@@ -255,6 +269,13 @@ class BlockSwap:
         for slot in self._slots:
             assert slot.block_number is not None
             self._load(slot.block_number)
+
+    def replace(self, number: int, host: Tensor) -> Tensor:
+        """Give block `number` another host copy, of the same layout; return the one that it had. Call `refill` after
+        the last one."""
+        replaced, self._host_copies[number] = self._host_copies[number], host
+        self._layouts[number].share(self._slot(number), host)
+        return replaced
 
     def _next_number(self, number: int) -> int:
         """Return the block to load into the slot of block `number` in forward order, wrapping to the next forward."""
@@ -388,6 +409,9 @@ class SwapGroup:
     def __len__(self) -> int:
         return len(self._swap_of)
 
+    def __contains__(self, block: object) -> bool:
+        return block in self._swap_of
+
     def enter(self, block: nn.Module, *hidden: Tensor) -> Hidden:
         if block not in self._swap_of:
             return hidden
@@ -425,6 +449,13 @@ class SwapGroup:
         """Wait until all host copies are up to date; `state_dict` and `host_value` do so themselves."""
         for swap in self._swaps:
             swap.synchronize()
+
+    def exchange(self, copies: dict[nn.Module, Tensor]) -> None:
+        """Let blocks change places with others in `copies`, which `move_to_host` returned for the same layout."""
+        for block, host in copies.items():
+            swap, number = self._swap_of[block]
+            copies[block] = swap.replace(number, host)
+        self.refill()
 
     def refill(self) -> None:
         """Update the device after writing into `host_value(parameter)`."""

@@ -12,6 +12,9 @@ GENERATE = "generate"
 PREVIEW = "preview.webp"
 """File in the run folder with the image so far."""
 
+FILES_OF = {"lora_multiplier": "lora_weights", "lora_multiplier_high_noise": "lora_weight_high_noise"}
+"""Option with strengths -> option with the files."""
+
 
 class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     """Which images or clips to generate, and where they go. A prompt may override size, seed, steps, scale, guidance,
@@ -92,6 +95,21 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     lora_multiplier: list[float] = option(
         [], "Strength of each adapter file. Default: 1.", label="LoRA strengths", within=(-100.0, 100.0)
     )
+    lora_weight_high_noise: list[str] = option(
+        [],
+        "Adapters for the model for high noise, where lora_weights are for the other one alone. Default: each file of "
+        "lora_weights is applied to the models that it was trained on, if its metadata shows them.",
+        label="LoRA files at high noise",
+        path=True,
+        needs="experts",
+    )
+    lora_multiplier_high_noise: list[float] = option(
+        [],
+        "Strength of each of these files. Default: 1.",
+        label="LoRA strengths at high noise",
+        within=(-100.0, 100.0),
+        needs="experts",
+    )
     image_dir: str = option("outputs/images", "Folder for the images.", label="Image folder", path=True)
     no_metadata: bool = switch("Do not write parameters into the images.", label="No parameters in images")
     dtype: Literal["bf16", "fp16", "fp32"] = option("bf16", "Precision of the model.", label="Precision")
@@ -104,11 +122,8 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
-        if len(self.lora_multiplier) > len(self.lora_weights):
-            yield (
-                "lora_multiplier",
-                f"has {len(self.lora_multiplier)} numbers for {len(self.lora_weights)} files in lora_weights; give one "
-                "for each file",
-            )
+        for name, files in FILES_OF.items():
+            if (numbers := len(getattr(self, name))) > (count := len(getattr(self, files))):
+                yield name, f"has {numbers} numbers for {count} files in {files}; give one for each file"
         if not self.resident and not self.prompt and not self.prompt_file:
             yield "prompt", "not set; give a prompt, or a file of prompts in prompt_file"

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, option, switch
 
 
 class FlowOptions(OptionGroup, title="Timesteps"):
@@ -28,6 +28,9 @@ class FlowOptions(OptionGroup, title="Timesteps"):
     )
     sigmoid_scale: float = option(
         1.0, "Scale of the timestep distribution around the middle, for sigmoid and shift.", within=(0.001, 100.0)
+    )
+    preserve_distribution_shape: bool = switch(
+        "Draw again what falls outside min_timestep and max_timestep, instead of scaling all timesteps into that range."
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = option(
         "uniform",

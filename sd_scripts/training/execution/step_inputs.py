@@ -20,7 +20,13 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
     assert batch.latents is not None, "a batch contains pixels or latents"
     latents = batch.latents.to(device, torch.float32, non_blocking=True)
     t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
-    model = data.family.step_inputs(batch, latents, settings, data.context.generator(*key), t)
+    generator = data.context.generator(*key)
+    if experts := data.components.experts:
+        if timestep is None:
+            t = experts.draw(latents, settings, generator, data.context.number("experts", data.context.rank, *key))
+        else:
+            experts.use_for(timestep)
+    model = data.family.step_inputs(batch, latents, settings, generator, t)
     controls = tuple(control.to(device, torch.float32, non_blocking=True) for control in batch.controls)
     text, tokens = pytree.tree_map(lambda tensor: tensor.to(device, non_blocking=True), _text_inputs(data, batch))
     return StepInputs(model=model, text=text, tokens=tokens, controls=controls)

@@ -117,7 +117,10 @@ def _official(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.run
-def test_it_trains_on_clips_from_the_cache_and_samples_from_an_image(tmp_path: Path) -> None:
+def test_it_trains_on_clips_from_the_cache_and_samples_from_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sample of one frame would be its own condition: some are warned of, a dataset of nothing else is refused."""
     miniature = write_miniature(tmp_path / "model", I2V)
     data = clips.write_clips(tmp_path / "clips", size=(64, 64), frames=5, count=2)
     start = make_image(tmp_path / "start.png", (48, 48))
@@ -127,13 +130,14 @@ def test_it_trains_on_clips_from_the_cache_and_samples_from_an_image(tmp_path: P
         miniature,
         tmp_path / "out",
         train_data_dir=data,
-        target_frames="5",
+        target_frames="1,5",
         caption_extension=".txt",
         sample_prompts=prompts,
         sample_every_n_steps=3,
     )
     assert run.status == 0
-    assert run.events_of("warning") == []
+    (warning,) = run.events_of("warning")
+    assert "2 of 4 samples have one frame" in warning["text"]
     layers = {key.partition(".")[0] for key in run.tensors()}
     assert sum(name.endswith(("_k_img", "_v_img")) for name in layers) == 2 * I2V.blocks
     (sample,) = run.events_of("sample")
@@ -141,3 +145,6 @@ def test_it_trains_on_clips_from_the_cache_and_samples_from_an_image(tmp_path: P
         assert sum(1 for _ in clip.decode(video=0)) == 5
     without = train(miniature, tmp_path / "out2", clip=None)
     assert without.status != 0
+    capsys.readouterr()
+    assert train(miniature, tmp_path / "images").status == 2
+    assert "target_frames: all samples have one frame" in capsys.readouterr().err

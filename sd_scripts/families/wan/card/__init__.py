@@ -17,6 +17,7 @@ from sd_scripts.families.cards.family_card import (
 )
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
+from sd_scripts.families.wan.card.experts import trains_both
 from sd_scripts.families.wan.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.wan.card.options import RECOMMENDED, WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.speeds import GRAPHS
@@ -72,7 +73,10 @@ CARD = FamilyCard(
     scripts={"lora": "wan_train_network.py", "full": "wan_train.py", "generate": "wan_generate.py"},
     groups=(WanModelOptions, WanSamplingOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
-        {"blockwise_updates", "flow_shift", "end_image", "fp8", "offload_activations", "own_vae", "start_image"}
+        {
+            *("blockwise_updates", "flow_shift", "end_image", "experts", "fp8", "offload_activations", "own_vae"),
+            "start_image",
+        }
     ),
     clips=ClipFacts(fps=16),
     notes={
@@ -158,7 +162,7 @@ CARD = FamilyCard(
     bucket_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY),
+    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY, trains_two=trains_both),
     sample_defaults=SamplePrompt(width=832, height=480, frames=81, steps=50, scale=5.0),
     recognition=RecognitionCard(
         hub_words=("wan2", "wan-2"),

@@ -25,8 +25,8 @@ class WanModelOptions(OptionGroup, title="Wan model"):
         placeholder="/models/clip_vision_h.safetensors",
     )
     dit_high_noise: str | None = path_option(
-        "Wan 2.2's model for high noise, where the model is the one for low noise: samples use both. Only the model is "
-        "trained.",
+        "Wan 2.2's model for high noise, where the model is the one for low noise. A LoRA is trained on both, each at "
+        "its own noise levels, or on one of them if min_timestep and max_timestep leave no more. Samples use both.",
         label="High-noise model",
         placeholder="/models/wan2.2_t2v_high_noise_14B_fp16.safetensors",
     )
@@ -39,10 +39,10 @@ class WanModelOptions(OptionGroup, title="Wan model"):
 class WanSamplingOptions(OptionGroup, title="Wan samples"):
     """How Wan generates samples."""
 
-    timestep_boundary: int | None = optional(
-        "From which noise level on, of 1000, samples use dit_high_noise. Default: 875 for text to video, 900 for image "
-        "to video.",
-        within=(1, 1000),
+    timestep_boundary: float | None = optional(
+        "From which noise level on dit_high_noise is used: 875 of 1000, or 0.875. Default: 875 for text to video, 900 "
+        "for image to video.",
+        within=(0.001, 1000.0),
     )
     guidance_scale_high_noise: float | None = optional(
         "Guidance of dit_high_noise. Default: the guidance of the sample.",

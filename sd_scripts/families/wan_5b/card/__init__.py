@@ -41,7 +41,7 @@ CARD = replace(
     derived_from=WAN.name,
     order=6,
     scripts={"lora": "wan_5b_train_network.py", "full": "wan_5b_train.py", "generate": "wan_5b_generate.py"},
-    capabilities=WAN.capabilities - {"end_image"},
+    capabilities=WAN.capabilities - {"end_image", "experts"},
     clips=ClipFacts(fps=24, bucket_steps=32),
     notes={
         "pretrained_model_name_or_path": f"Wan 2.2 5B's ID is {HUB_MODEL}.",

@@ -1,0 +1,75 @@
+"""A denoiser with two sets of weights: one for high noise and one for low noise, which change places in its memory.
+
+One adapter is trained on both, as in musubi-tuner: a batch's noise level decides which weights it is trained with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.families.common.flow_sampling import Velocity
+from sd_scripts.families.common.objective import draws_within, flow_timesteps
+from sd_scripts.families.common.placing import Placement, quantize_blocks
+from sd_scripts.library.diffusion.block_transformer import BlockTransformer
+from sd_scripts.library.diffusion.idle_weights import IdleWeights
+from sd_scripts.settings.settings import Settings
+
+TRAINED, LOW, HIGH = "ss_trained_experts", "low_noise", "high_noise"
+"""Entry in the metadata of an adapter, with the names of the weights that it was trained with."""
+
+
+@dataclass(kw_only=True)
+class Experts:
+    """Which weights the denoiser has, and which of them a noise level needs."""
+
+    component: str
+    """The component with the weights for high noise; those for low noise are the denoiser's own."""
+    option: str
+    """The option that names its file."""
+    boundary: float
+    """From this noise level on, of 1, the weights for high noise are used."""
+    high: bool = False
+    """Whether the denoiser has the weights for high noise now."""
+    idle: IdleWeights | None = None
+
+    def join(self, denoiser: BlockTransformer, high: nn.Module, blocks: list[nn.Module], placement: Placement) -> None:
+        """Take the weights of `high`, which is in main memory, for the denoiser, which is placed already. `blocks`: of
+        `high`. Raises ValueError, one sentence, if the two are stored differently."""
+        quantize_blocks(blocks, placement, denoiser.dtype, denoiser.device)
+        self.high = False
+        try:
+            self.idle = IdleWeights(denoiser, high, blocks, offload=placement.offloads_idle)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.option}: its file and the model's store weights in different formats; choose files of the same "
+                "precision, or set quantize_base"
+            ) from error
+
+    def use_for(self, t: float) -> None:
+        """Give the denoiser the weights for a noise level."""
+        high = t >= self.boundary
+        if high != self.high:
+            assert self.idle, "the denoiser is placed before it computes"
+            self.idle.exchange()
+            self.high = high
+
+    def draw(self, latents: Tensor, settings: Settings, generator: torch.Generator, seed: int) -> Tensor:
+        """Return timesteps (B,) that all need the same weights, and give these to the denoiser. One draw, by `seed`,
+        chooses the weights, then each sample is drawn until it needs them too."""
+        chooser = torch.Generator().manual_seed(seed)
+        chosen = float(flow_timesteps(1, latents, settings, chooser))
+        self.use_for(chosen)
+        bounds = (self.boundary, 1.0) if self.high else (0.0, self.boundary)
+        return draws_within(lambda count: flow_timesteps(count, latents, settings, generator), len(latents), *bounds)
+
+    def choosing(self, low: Velocity, high: Velocity) -> Velocity:
+        """Return a function that predicts the velocity with the weights that the timestep needs."""
+
+        def velocity(latents: Tensor, t: Tensor) -> Tensor:
+            self.use_for(float(t.max()))
+            return high(latents, t) if self.high else low(latents, t)
+
+        return velocity
