@@ -15,7 +15,6 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generating.prompt_lines import (
-    CONTROLS,
     LINE_OPTIONS,
     NEW_SEED,
     SamplePrompt,
@@ -234,11 +233,8 @@ def prompt_warnings(settings: Settings) -> list[str]:
             f"batch_size: {options.batch_size} is more than images_per_prompt = {options.images_per_prompt}, and only "
             "images of one prompt are generated together"
         )
-    if card.has(CONTROLS.needs) and not all(prompt.control_images for prompt in prompts_of(settings)):
-        found.append(
-            "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone"
-        )
-    return found
+    found += [f"{name}: {text}" for prompt in prompts_of(settings) for name, text in card.prompt_remarks(prompt)]
+    return list(dict.fromkeys(found))
 
 
 def _idle(line: str, card: FamilyCard) -> Iterator[str]:

@@ -70,9 +70,13 @@ def prompt_file(settings: Settings) -> PromptFile | None:
 
 def readable_prompts(valid: Settings) -> Iterator[str]:
     """Yield the remarks about prompts that have no problem."""
-    prompts = prompt_file(valid)
-    if prompts and not [*sample_prompts(valid)]:
-        yield from prompts.remarks()
+    file = prompt_file(valid)
+    if not file or [*sample_prompts(valid)]:
+        return
+    yield from file.remarks()
+    card = card_of(valid.script.family)
+    for entry, prompt in zip(file.entries, file.prompts(card.sample_defaults), strict=True):
+        yield from (file.about(entry, text) for _, text in card.prompt_remarks(prompt))
 
 
 REMARKS: tuple[Check, ...] = (

@@ -349,7 +349,7 @@ def test_options_without_effect_on_images_are_reported() -> None:
     ]
     assert prompt_warnings(kontext) == [
         "batch_size: 2 is more than images_per_prompt = 1, and only images of one prompt are generated together",
-        "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone",
+        "control_image_path: without a control image (--ci), the image is made from the text alone",
     ]
     qwen = settings_of("qwen_image", {}, {**asked, "batch_size": 1})
     assert prompt_warnings(qwen) == [

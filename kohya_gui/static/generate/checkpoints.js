@@ -253,6 +253,7 @@
       link.hidden = !file;
       if (file) link.href = address(file);
     }
+    write(parts.apart, result.no_grid_clip ?? "");
   };
 
   // One image large, or two side by side
@@ -356,13 +357,14 @@
       unfinished: el("p", { class: "quiet", hidden: true }, UNFINISHED),
       download: el("a", { class: "sample-download", download, hidden: true }, "Download as one image"),
       playable: el("a", { class: "sample-download", download: `${run.name}-checkpoints.mp4`, hidden: true }, "Download as one clip"),
+      apart: el("span", { class: "quiet" }),
     };
     const { settings, said, failed, bar, doing, best, unfinished, losses, grid } = parts;
     const choose = el("label", {}, "The best is the ", rule);
     const percent = el("label", { hidden: true }, "within ", within, " %");
     const stopping = button("Stop", stop, { "data-action": "stop-comparison" });
     parts.job = el("div", { class: "checkpoints-job", hidden: true }, bar, doing, stopping);
-    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download, parts.playable);
+    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download, parts.playable, parts.apart);
     parts.result = el("section", { hidden: true }, unfinished, verdict, losses, grid);
     const title = el("h3", {}, `Checkpoints of ${run.name}`);
     dialog.replaceChildren(title, Studio.closer(dialog), settings, said, parts.job, failed, parts.result);

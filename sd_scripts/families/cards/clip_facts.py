@@ -18,6 +18,8 @@ class ClipFacts:
     """Clips have a multiple of this number of frames, plus one."""
     shortest: int = 1
     """Frames of the shortest sample: shorter clips, and if it is more than 1 images, are skipped."""
+    begin_with_image: bool = False
+    """Whether the model makes clips from a start image alone: samples without one begin with a grey image."""
     bucket_steps: int = 16
     """Sides of buckets are multiples of this unless bucket_reso_steps is set."""
 

@@ -14,7 +14,7 @@ from sd_scripts.families.cards.memory_facts import MemoryFacts
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.clips import ClipOptions
-from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.prompt_lines import CONTROLS, START, SamplePrompt
 from sd_scripts.options.model import MODEL
 from sd_scripts.options.networks.layer_rules import Rules, Warn
 from sd_scripts.options.networks.network_args import NetworkArguments
@@ -318,6 +318,15 @@ class FamilyCard:
             return ""
         most = f"{self.title} reads images up to {self.longest_control:g} times as long as wide"
         return f"the control image '{path}' is too elongated: {most}; crop it"
+
+    def prompt_remarks(self, prompt: SamplePrompt) -> Findings:
+        """Yield what a sample is made from whose prompt names no image, with the option that would name one."""
+        if prompt.start_image or prompt.control_images:
+            return
+        if self.clips and self.clips.begin_with_image and self.clips.fitting(prompt.frames) > 1:
+            yield START.key, f"without a start image (--{START.letters}), the clip begins with a grey image"
+        elif self.has(CONTROLS.needs):
+            yield CONTROLS.key, f"without a control image (--{CONTROLS.letters}), the image is made from the text alone"
 
     def trains(self, family: str | None) -> bool:
         """Whether a model file that was recognised as of `family` may be one of this family."""
