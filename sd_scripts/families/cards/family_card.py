@@ -320,7 +320,7 @@ class FamilyCard:
         return f"the control image '{path}' is too elongated: {most}; crop it"
 
     def prompt_remarks(self, prompt: SamplePrompt) -> Findings:
-        """Yield what a sample is made from whose prompt names no image, with the option that would name one."""
+        """Yield the option of an image that a prompt does not name, and how its sample is made without it."""
         if prompt.start_image or prompt.control_images:
             return
         if self.clips and self.clips.begin_with_image and self.clips.fitting(prompt.frames) > 1:

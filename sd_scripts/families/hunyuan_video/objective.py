@@ -7,19 +7,11 @@ from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, option_metadata
+from sd_scripts.families.common.objective import flow_inputs, flow_loss
 from sd_scripts.families.hunyuan_video.text import MASK, POOLED, STATES
 from sd_scripts.library.diffusion.dit_layers import grid3d_of
-from sd_scripts.library.diffusion.flow_timesteps import loss_weights
-from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
-
-OBJECTIVE_METADATA = (
-    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale", "guidance_scale"),
-    *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
-)
 
 
 def step_inputs(
@@ -31,13 +23,9 @@ def step_inputs(
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each sample (B,) float32."""
-    model, objective = inputs.model, settings[FlowOptions]
-    t = model["timesteps"]
-    velocity = predict(components.denoiser, model["noisy"], t, inputs.text, objective.guidance_scale)
-    loss_weight = model["loss_weight"] * loss_weights(t, objective.weighting_scheme)
-    return diffusion_loss(
-        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
-    )
+    model, guidance = inputs.model, settings[FlowOptions].guidance_scale
+    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, guidance)
+    return flow_loss(velocity, model, settings)
 
 
 def predict(
@@ -51,8 +39,3 @@ def predict(
     scales = torch.full_like(timesteps, guidance)
     velocity: Tensor = transformer(noisy, text[STATES], text[POOLED], timesteps, scales, text.get(MASK))
     return velocity.float()
-
-
-def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of HunyuanVideo have in addition to every family's."""
-    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

@@ -14,7 +14,7 @@ from sd_scripts.families.common.sampling import prompt_captions as common_captio
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
 from sd_scripts.families.hunyuan_video.objective import predict
-from sd_scripts.families.hunyuan_video.text import MASK, POOLED, pad_text
+from sd_scripts.families.hunyuan_video.text import OUTPUTS, pad_text
 from sd_scripts.families.hunyuan_video.vae import decode_latents, latent_shape
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
@@ -50,7 +50,7 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
         shape = (1, *latent_shape(Extent(width, height, frames)))
         noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
         shift = prompt.flow_shift or (SHIFT if prompt.steps >= FEW else SHIFT_OF_FEW)
-        captions = captions_of(text, device, settings[CompileOptions])
+        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, device)]
         latents = euler_steps(
             noise,
             sampling_sigmas(prompt.steps, shift),
@@ -71,13 +71,3 @@ def guided_velocity(
         return apply_guidance(torch.cat(each), prompt.scale)
 
     return velocity
-
-
-def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileOptions) -> list[dict[str, Tensor]]:
-    """Split the outputs of several captions into batches of one, padded only for compiled blocks."""
-    captions = []
-    for number, length in enumerate(text[MASK].sum(1).tolist()):
-        own = {name: each[number : number + 1].to(device) for name, each in text.items()}
-        cut = {name: each if name == POOLED else each[:, :length] for name, each in own.items()}
-        captions.append(pad_text(cut, options))
-    return captions

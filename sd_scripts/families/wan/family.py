@@ -11,13 +11,13 @@ from sd_scripts.families.common.family import (
     blocks_named,
     blocks_of,
 )
-from sd_scripts.families.common.objective import flow_validation_timesteps
+from sd_scripts.families.common.objective import flow_metadata, flow_validation_timesteps
 from sd_scripts.families.common.placing import checkpoint_gradients
 from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import CONDITIONS
 from sd_scripts.families.wan.load import LAYOUTS, place, prepare, problems
 from sd_scripts.families.wan.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.wan.objective import loss, metadata, step_inputs
+from sd_scripts.families.wan.objective import loss, step_inputs
 from sd_scripts.families.wan.sampling import prompt_captions, sample
 from sd_scripts.families.wan.text import (
     encode_text,
@@ -36,7 +36,7 @@ FAMILY = WAN = Family(
         base_model_version="wan",
         architecture=lambda components: "wan",
         implementation="https://github.com/Wan-Video/Wan2.1",
-        lora_metadata=metadata,
+        lora_metadata=flow_metadata,
     ),
     text=TextEncoding(
         tokenize=tokenize,

@@ -20,20 +20,19 @@ from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.hunyuan_video.family import HUNYUAN_VIDEO
 from sd_scripts.families.hunyuan_video.full_size import modules as full_size_modules
-from sd_scripts.families.hunyuan_video.load import LLM, max_blocks_to_swap
+from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LLM
 from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer
 from sd_scripts.families.hunyuan_video.sampling import SHIFT, sample
 from sd_scripts.families.hunyuan_video.text import (
     MASK,
+    OUTPUTS,
     POOLED,
     PREFIX,
     STATES,
-    SUFFIX,
+    TEMPLATE,
     encode_text,
     pad_text,
-    text_limit,
     tokenize,
-    trim_text,
 )
 from sd_scripts.families.hunyuan_video.tiny import tiny_encoders
 from sd_scripts.families.hunyuan_video.vae import encode_images, latent_shape
@@ -133,7 +132,7 @@ def test_at_full_size_it_has_the_tensors_of_the_official_file_and_of_diffusers()
         REFERENCE["vae"]["keys"],
         REFERENCE["vae"]["params"],
     )
-    assert max_blocks_to_swap(20, 40) == MEMORY.most_swapped
+    assert BLOCK_LISTS.most(20, 40) == MEMORY.most_swapped
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 5e-6), (torch.bfloat16, 0.05)], ids=["fp32", "bf16"])
@@ -210,7 +209,7 @@ def test_the_vae_equals_diffusers_that_reads_whole_clips(components: Components)
 
 
 def test_text_is_the_third_hidden_state_from_the_end_after_the_template(components: Components) -> None:
-    assert f"{PREFIX}{{}}{SUFFIX}" == REFERENCE["template"]
+    assert TEMPLATE.around("{}") == REFERENCE["template"]
     options = TextOptions.of(settings_of())
     tokens_of = tokenize(components, [Caption(text) for text in CAPTIONS], options)
     llama, clip = components.tokenizers
@@ -220,20 +219,20 @@ def test_text_is_the_third_hidden_state_from_the_end_after_the_template(componen
     with torch.no_grad():
         found = encode_text(components, tokens_of)
         for number, text in enumerate(CAPTIONS[:2]):
-            ids = llama(f"{PREFIX}{text}{SUFFIX}", return_tensors="pt").input_ids
+            ids = llama(TEMPLATE.around(text), return_tensors="pt").input_ids
             states = whole(ids, output_hidden_states=True).hidden_states[-3][0, len(llama(PREFIX).input_ids) :]
-            own = trim_text({name: each[number] for name, each in found.items()})
+            own = OUTPUTS.trim({name: each[number] for name, each in found.items()})
             assert torch.allclose(own[STATES], states, atol=1e-5)
     assert found[MASK].sum(1).tolist() == [len(states_of) for states_of in _lengths(llama)]
     assert found[POOLED].shape == (3, 64)
-    assert (limit := text_limit(components, options)).tokens == 256
+    assert (limit := TEMPLATE.limit(components, options)).tokens == 256
     assert limit.count is not None
     assert limit.count(["a"])[0] == 2
 
 
 def _lengths(llama: Any) -> list[list[int]]:
     prefix = len(llama(PREFIX).input_ids)
-    return [llama(f"{PREFIX}{text}{SUFFIX}").input_ids[prefix : prefix + 256] for text in CAPTIONS]
+    return [llama(TEMPLATE.around(text)).input_ids[prefix : prefix + 256] for text in CAPTIONS]
 
 
 def test_captions_are_padded_for_compiled_blocks_alone() -> None:
