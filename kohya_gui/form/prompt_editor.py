@@ -186,7 +186,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, Fie
             tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
             path = Path(unquoted(file).strip() or "prompts.txt")
             options = inserts(family)
-            media = PromptMedia(queue, tab, card_of(family), allowed_paths)
+            media = PromptMedia(card_of(family), queue, allowed_paths)
             explanation = meaning(text[:LARGEST], path, family, sampler, links.get(tab, NO_LINKS), media)
         except (ValueError, KeyError) as error:
             raise ValueError("tab, text, file, family and sampler are required") from error
@@ -204,7 +204,7 @@ def meaning(
     media: PromptMedia | None = None,
 ) -> str:
     """Explain, prompt by prompt, how training of this family reads the text, with its images."""
-    media = media or PromptMedia(None, "", card_of(family))
+    media = media or PromptMedia(card_of(family), None)
     if not text.strip():
         return ""
     try:

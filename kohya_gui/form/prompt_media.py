@@ -15,20 +15,18 @@ from sd_scripts.options.generating.prompt_lines import IMAGE_OPTIONS, SampleProm
 from sd_scripts.runs.queue import RunQueue
 
 NEWEST = 4
-"""Newest runs of a tab in which the samples of a prompt are looked for."""
+"""Newest runs of a family in which the samples of a prompt are looked for."""
 LISTED = 100
 """Newest runs in which these are looked for."""
 LABELS = {option.key: option for option in IMAGE_OPTIONS}
 
 
 class PromptMedia:
-    """The samples of a tab's newest runs, and images in the allowed folders."""
+    """The samples of a family's newest runs, and images in the allowed folders."""
 
-    def __init__(
-        self, queue: RunQueue | None, tab: str, card: FamilyCard, allowed_paths: AllowedPaths = EVERYWHERE
-    ) -> None:
+    def __init__(self, card: FamilyCard, queue: RunQueue | None, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
         self._card, self._allowed_paths = card, allowed_paths
-        self._samples = dict(_samples(queue, tab)) if queue else {}
+        self._samples = dict(_samples(queue, card.name)) if queue else {}
 
     def html(self, prompt: SamplePrompt) -> str:
         """Return the images and clips of a prompt, each of which opens in a browser tab of its own; empty if there are
@@ -62,10 +60,10 @@ class PromptMedia:
         return outside.removeprefix(f"{key}: ") if outside else why_unreadable(name) or ""
 
 
-def _samples(queue: RunQueue, tab: str) -> Iterator[tuple[tuple[str, int | None], tuple[str, str, bool]]]:
+def _samples(queue: RunQueue, family: str) -> Iterator[tuple[tuple[str, int | None], tuple[str, str, bool]]]:
     """Yield prompt and seed of each sample of the newest runs, with its address, its title and whether it is a clip;
     the newest last."""
-    rows = [row for row in queue.store.rows(LISTED) if row.tab == tab and row.state != "queued"][:NEWEST]
+    rows = [row for row in queue.store.rows(LISTED) if row.family == family and row.state != "queued"][:NEWEST]
     for row in reversed(rows):
         for number, made in enumerate(queue.watch(row.id).refresh().samples):
             title = f"Sample at step {made.step} of {row.name}"

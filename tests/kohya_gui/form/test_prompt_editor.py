@@ -250,22 +250,22 @@ def test_the_page_checks_while_typing(tmp_path):
 
 def test_a_prompt_is_shown_with_its_newest_sample_and_its_images(tmp_path):
     queue, allowed = RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / "allowed"
-    for tab, name, samples in (
-        ("lora", "older", [("a cat", 1, "cat.mp4")]),
-        ("lora", "newer", [("a cat", 1, "cat.mp4"), ("a cat", 1, "cat.mp4"), ("<b>", None, "b.png")]),
-        ("full", "other", [("a cat", 1, "cat.mp4")]),
+    for family, name, samples in (
+        ("framepack", "older", [("a cat", 1, "cat.mp4")]),
+        ("framepack", "newer", [("a cat", 1, "cat.mp4"), ("a cat", 1, "cat.mp4"), ("<b>", None, "b.png")]),
+        ("wan", "other", [("a cat", 1, "cat.mp4")]),
     ):
         run = new_run_folder(tmp_path / "runs", name)
         log = run.log()
         for step, (prompt, seed, file) in enumerate(samples, 1):
             log("sample", step=step, path=str(tmp_path / file), prompt=prompt, seed=seed)
         log.close()
-        queue.store.add(run, name=name, tab=tab, state="finished")
+        queue.store.add(run, name=name, family=family, state="finished")
     for path in (allowed / "first one.png", tmp_path / "outside.png"):
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (8, 8)).save(path)
     (allowed / "broken.png").write_text("no image")
-    media = PromptMedia(queue, "lora", card_of("framepack"), AllowedPaths.within([allowed]))
+    media = PromptMedia(card_of("framepack"), queue, AllowedPaths.within([allowed]))
     cat = media.html(SamplePrompt(prompt="a cat", seed=1, start_image=f"{allowed}/first one.png"))
     assert re.findall(r'src="([^"]*)"', cat) == [
         "studio/run/2/sample/1",
