@@ -160,8 +160,8 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
     defaults = replace(
         card.sample_defaults,
         negative_prompt=options.negative_prompt,
-        width=options.width,
-        height=options.height,
+        width=options.width or card.generated_size[0],
+        height=options.height or card.generated_size[1],
         steps=card.sample_defaults.steps if options.steps is None else options.steps,
         scale=card.sample_defaults.scale if options.scale is None else options.scale,
         guidance=card.sample_defaults.guidance if options.guidance is None else options.guidance,

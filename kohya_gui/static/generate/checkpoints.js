@@ -222,7 +222,8 @@
         const cell = cellAt(row, column);
         const open = () => show(row, columns.indexOf(column));
         const title = named(row, column);
-        const small = () => Studio.media(address(cell.image), title, { clip: Studio.isClip(cell.image) });
+        const shape = Studio.isClip(cell?.image) ? { clip: true, width: prompt.width, height: prompt.height } : {};
+        const small = () => Studio.media(address(cell.image), title, shape);
         const made = cell?.image && button(small(), open, { class: "sample", title, "data-row": row });
         grid.append(made || el("span", { class: "matrix-none" }));
       }

@@ -319,6 +319,11 @@ class FamilyCard:
         most = f"{self.title} reads images up to {self.longest_control:g} times as long as wide"
         return f"the control image '{path}' is too elongated: {most}; crop it"
 
+    @property
+    def generated_size(self) -> tuple[int, int]:
+        """Width and height of generated images and clips, unless they are set."""
+        return (self.sample_defaults.width, self.sample_defaults.height) if self.clips else (1024, 1024)
+
     def prompt_remarks(self, prompt: SamplePrompt) -> Findings:
         """Yield the option of an image that a prompt does not name, and how its sample is made without it."""
         if prompt.start_image or prompt.control_images:

@@ -4,13 +4,11 @@ from sd_scripts.families.common.family import (
     Blocks,
     Family,
     FileIdentity,
-    Saving,
     TextEncoding,
     blocks_named,
     blocks_of,
 )
-from sd_scripts.families.common.objective import flow_inputs, flow_validation_timesteps
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.objective import flow_inputs
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
@@ -52,16 +50,13 @@ FAMILY = FLUX = Family(
         text_encoder=blocks_named("CLIPEncoderLayer", "T5Block"),
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
     problems=problems,
     encode_images=encode_images,
     place=BLOCK_LISTS.place,
-    checkpoint_gradients=checkpoint_gradients,
     step_inputs=flow_inputs,
-    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

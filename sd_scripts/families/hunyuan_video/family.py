@@ -6,13 +6,11 @@ from sd_scripts.families.common.family import (
     Blocks,
     Family,
     FileIdentity,
-    Saving,
     TextEncoding,
     blocks_named,
     blocks_of,
 )
-from sd_scripts.families.common.objective import flow_metadata, flow_validation_timesteps
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LAYOUTS, problems
 from sd_scripts.families.hunyuan_video.lora import TEXT_ENCODERS, TRANSFORMER
@@ -48,15 +46,12 @@ FAMILY = HUNYUAN_VIDEO = Family(
         text_encoder=blocks_named("LlamaDecoderLayer", "CLIPEncoderLayer"),
         vae=lambda vae: blocks_of(HunyuanVideoResnetBlockCausal3D)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
     problems=problems,
     encode_images=encode_images,
     place=BLOCK_LISTS.place,
-    checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,
-    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

@@ -7,8 +7,7 @@ and text and let them attend to each other; single blocks treat both alike.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,6 +34,7 @@ from sd_scripts.library.diffusion.dit_layers import (
     timestep_embedding,
     unpack_clip,
 )
+from sd_scripts.library.files.state_dicts import count
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
 
@@ -70,14 +70,10 @@ class HunyuanParams:
             mlp_width=shapes["double_blocks.0.img_mlp.fc1.weight"][0],
             text_width=shapes["txt_in.input_embedder.weight"][1],
             pooled_width=shapes["vector_in.in_layer.weight"][1],
-            refiner_blocks=_count("txt_in.individual_token_refiner.blocks", shapes),
-            double_blocks=_count("double_blocks", shapes),
-            single_blocks=_count("single_blocks", shapes),
+            refiner_blocks=count(shapes, r"txt_in\.individual_token_refiner\.blocks\.\d+\.norm1\.weight"),
+            double_blocks=count(shapes, r"double_blocks\.\d+\.img_attn_q_norm\.weight"),
+            single_blocks=count(shapes, r"single_blocks\.\d+\.q_norm\.weight"),
         )
-
-
-def _count(blocks: str, keys: Iterable[str]) -> int:
-    return len({found[1] for key in keys if (found := re.match(rf"{re.escape(blocks)}\.(\d+)\.", key))})
 
 
 class PatchEmbed(nn.Module):

@@ -3,9 +3,8 @@
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResidualBlock
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
-from sd_scripts.families.common.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_metadata, flow_validation_timesteps
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
+from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.load import BLOCK_LISTS, LAYOUTS, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
@@ -41,15 +40,12 @@ FAMILY = QWEN_IMAGE = Family(
         text_encoder=blocks_of(Qwen2_5_VLDecoderLayer),
         vae=lambda vae: blocks_of(QwenImageResidualBlock)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
     problems=problems,
     encode_images=encode_images,
     place=BLOCK_LISTS.place,
-    checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,
-    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,
