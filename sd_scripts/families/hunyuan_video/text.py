@@ -26,7 +26,7 @@ PREFIX = (
 )
 """95 tokens with LLaMA's vocabulary."""
 TEMPLATE = CaptionTemplate(prefix=PREFIX, suffix="<|eot_id|>", longest=LONGEST, encoder=LLM)
-"""CLIP, of which only the pooled output is used, reads the caption alone."""
+"""CLIP, whose pooled output alone is used, reads the caption without it."""
 STATES, MASK, POOLED = "llm", "llm_mask", "clipL"
 OUTPUTS = CaptionOutputs(states=STATES, mask=MASK, whole=(POOLED,))
 
