@@ -233,7 +233,9 @@ def prompt_warnings(settings: Settings) -> list[str]:
             f"batch_size: {options.batch_size} is more than images_per_prompt = {options.images_per_prompt}, and only "
             "images of one prompt are generated together"
         )
-    found += [f"{name}: {text}" for prompt in prompts_of(settings) for name, text in card.prompt_remarks(prompt)]
+    variant = model_checks.model_variant(settings[ModelOptions])
+    for prompt in prompts_of(settings):
+        found += [f"{name}: {text}" for name, text in card.prompt_remarks(prompt, variant)]
     return list(dict.fromkeys(found))
 
 

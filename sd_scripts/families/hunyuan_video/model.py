@@ -46,6 +46,8 @@ class HunyuanParams:
     """Sizes of a transformer. The defaults are HunyuanVideo T2V."""
 
     channels: int = 16
+    image_channels: int = 0
+    """Channels of the start image's latents, which follow the noisy ones; 0: it makes clips from text."""
     width: int = 3072
     heads: int = 24
     mlp_width: int = 12288
@@ -62,9 +64,11 @@ class HunyuanParams:
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> HunyuanParams:
         """Read the sizes from a checkpoint's shapes under official keys. Raises KeyError if a needed key is missing."""
-        width, channels = shapes["img_in.proj.weight"][:2]
+        width, inputs = shapes["img_in.proj.weight"][:2]
+        channels = shapes["final_layer.linear.weight"][0] // PATCH**2
         return cls(
             channels=channels,
+            image_channels=inputs - channels,
             width=width,
             heads=width // shapes["double_blocks.0.img_attn_q_norm.weight"][0],
             mlp_width=shapes["double_blocks.0.img_mlp.fc1.weight"][0],
@@ -286,7 +290,7 @@ class HunyuanVideoTransformer(BlockTransformer):
     def __init__(self, params: HunyuanParams):
         super().__init__()
         self.params = params
-        self.img_in = PatchEmbed(params.channels, params.width)
+        self.img_in = PatchEmbed(params.channels + params.image_channels, params.width)
         self.txt_in = TokenRefiner(params)
         self.time_in = TimestepEmbedder(params.width)
         self.vector_in = VectorEmbedder(params.pooled_width, params.width)
@@ -310,8 +314,9 @@ class HunyuanVideoTransformer(BlockTransformer):
     ) -> Tensor:
         """Predict the velocity, noise - clip.
 
-        latents (B, 16, f, h, w), text (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,),
-        text_mask (B, T) bool, True where there is text, which padding follows -> (B, 16, f, h, w).
+        latents (B, 16, f, h, w), followed by the start image's 16 channels if the model reads them, text (B, T, 4096),
+        pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,), text_mask (B, T) bool, True where there is text,
+        which padding follows -> (B, 16, f, h, w).
         """
         dtype = self.dtype
         vec = self.time_in(timesteps, dtype) + self.guidance_in(guidance, dtype) + self.vector_in(pooled.to(dtype))

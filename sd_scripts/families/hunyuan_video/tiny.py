@@ -58,10 +58,12 @@ SHIFT, GUIDANCE = 7.0, 1.0
 SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
-def write_miniature(folder: Path) -> Miniature:
-    """Create the four files of a HunyuanVideo, tokenizers next to them, and captioned images: a few MB, in seconds."""
+def write_miniature(folder: Path, params: HunyuanParams = PARAMS) -> Miniature:
+    """Create the four files of a HunyuanVideo, tokenizers next to them, and captioned images: a few MB, in seconds.
+    `params` may be those of an image-to-video model."""
     llama, clip = llama_tokenizer(), clip_tokenizer()
-    return miniature.write_miniature(CARD, folder, (llama, clip), states_of(tiny_modules(len(llama), len(clip))))
+    modules = tiny_modules(len(llama), len(clip), params)
+    return miniature.write_miniature(CARD, folder, (llama, clip), states_of(modules))
 
 
 write_narrow = write_miniature
@@ -135,6 +137,7 @@ def _fit(transformer: HunyuanVideoTransformer, latents: Tensor, generator: torch
         guidance = torch.full((len(latents),), GUIDANCE)
 
         def run(noisy: Tensor) -> object:
-            return transformer(noisy[:, :, None], text, pooled, times, guidance)
+            start = noisy.new_zeros(len(noisy), transformer.params.image_channels, *noisy.shape[2:])
+            return transformer(torch.cat((noisy, start), dim=1)[:, :, None], text, pooled, times, guidance)
 
         fit_velocity(transformer.final_layer.linear, latents, noise, times, run)
