@@ -1,6 +1,7 @@
 """What the prompt editor shows of a prompt: the last sample made from it, and the images that it names."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -41,9 +42,9 @@ class PromptMedia:
                 yield f"--{LABELS[key].letters}: {why}"
 
     def _sample(self, prompt: SamplePrompt) -> Iterator[str]:
-        if made := self._samples.get((prompt.prompt, prompt.seed)):
-            address, title, is_clip = made
-            yield _link(address, title, is_clip)
+        made = self._samples.get((prompt.prompt, prompt.seed))
+        if made and made.path.is_file():
+            yield _link(made.address, made.title, is_clip=made.path.suffix.lower() == MP4)
 
     def _images(self, prompt: SamplePrompt) -> Iterator[str]:
         for key, name in self._named(prompt):
@@ -60,17 +61,24 @@ class PromptMedia:
         return outside.removeprefix(f"{key}: ") if outside else why_unreadable(name) or ""
 
 
-def _samples(queue: RunQueue, family: str) -> Iterator[tuple[tuple[str, int | None], tuple[str, str, bool]]]:
-    """Yield prompt and seed of each sample of the newest runs, with its address, its title and whether it is a clip;
-    the newest last."""
+@dataclass(frozen=True, kw_only=True)
+class _MadeSample:
+    path: Path
+    address: str
+    title: str
+
+
+def _samples(queue: RunQueue, family: str) -> Iterator[tuple[tuple[str, int | None], _MadeSample]]:
+    """Yield each sample of the newest runs by its prompt and seed, the newest last."""
     rows = [row for row in queue.store.rows(LISTED) if row.family == family and row.state != "queued"][:NEWEST]
     for row in reversed(rows):
         for number, made in enumerate(queue.watch(row.id).refresh().samples):
+            seed = made.seed if isinstance(made.seed, int) else None  # others may write into a run folder
             title = f"Sample at step {made.step} of {row.name}"
-            is_clip = made.path.suffix.lower() == MP4
-            yield (made.note, made.seed), (f"studio/run/{row.id}/sample/{number}", title, is_clip)
+            address = f"studio/run/{row.id}/sample/{number}"
+            yield (str(made.note), seed), _MadeSample(path=made.path, address=address, title=title)
 
 
-def _link(address: str, title: str, is_clip: bool = False) -> str:
+def _link(address: str, title: str, *, is_clip: bool = False) -> str:
     shown = media_html(address, escape(title), is_clip=is_clip)
     return f'<a href="{escape(address)}" target="_blank" title="{escape(title)}">{shown}</a>'

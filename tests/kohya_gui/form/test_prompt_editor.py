@@ -254,6 +254,7 @@ def test_a_prompt_is_shown_with_its_newest_sample_and_its_images(tmp_path):
         ("framepack", "older", [("a cat", 1, "cat.mp4")]),
         ("framepack", "newer", [("a cat", 1, "cat.mp4"), ("a cat", 1, "cat.mp4"), ("<b>", None, "b.png")]),
         ("wan", "other", [("a cat", 1, "cat.mp4")]),
+        ("framepack", "odd", [(["a cat"], [1], "cat.mp4"), ("a dog", 1, "gone.png")]),
     ):
         run = new_run_folder(tmp_path / "runs", name)
         log = run.log()
@@ -265,6 +266,8 @@ def test_a_prompt_is_shown_with_its_newest_sample_and_its_images(tmp_path):
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (8, 8)).save(path)
     (allowed / "broken.png").write_text("no image")
+    for sample in ("cat.mp4", "b.png"):
+        (tmp_path / sample).touch()
     media = PromptMedia(card_of("framepack"), queue, AllowedPaths.within([allowed]))
     cat = media.html(SamplePrompt(prompt="a cat", seed=1, start_image=f"{allowed}/first one.png"))
     assert re.findall(r'src="([^"]*)"', cat) == [
@@ -276,6 +279,7 @@ def test_a_prompt_is_shown_with_its_newest_sample_and_its_images(tmp_path):
     assert 'title="Start image: first one.png"' in cat
     assert "<img" in media.html(SamplePrompt(prompt="<b>"))
     assert media.html(SamplePrompt(prompt="a cat", seed=2)) == ""
+    assert media.html(SamplePrompt(prompt="a dog", seed=1)) == "", "its file is gone"
     for name, why in (("outside.png", "outside the allowed folders"), ("allowed/broken.png", "cannot be read")):
         prompt = SamplePrompt(prompt="a dog", start_image=str(tmp_path / name))
         assert media.html(prompt) == ""
