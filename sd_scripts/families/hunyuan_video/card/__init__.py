@@ -43,9 +43,9 @@ VARIANTS = (
 )
 """(substring of a key, variant) of models with such a transformer that cannot be trained as HunyuanVideo; empty: of a
 family of its own."""
-TEXT_TO_VIDEO, FOLDER = "HunyuanVideo", "HunyuanVideo diffusers folder"
-IMAGE_INPUTS, IMAGE_TO_VIDEO = 32, "SkyReels-V1 I2V"
-"""Input channels and name of the model that reads the start image's latents, too."""
+TEXT_TO_VIDEO, IMAGE_TO_VIDEO = "HunyuanVideo", "SkyReels-V1 I2V"
+IMAGE_INPUTS = 32
+"""Input channels of SkyReels-V1 I2V, half of them for the latents of the start image."""
 FIRST_LAYER = FirstLayer(
     keys=("img_in.proj.weight", "x_embedder.proj.weight"),
     channels=16,
@@ -119,7 +119,7 @@ CARD = FamilyCard(
     capabilities=frozenset(
         {"blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae", "start_image"}
     ),
-    clips=ClipFacts(fps=24, from_image={TEXT_TO_VIDEO: False, FOLDER: False, IMAGE_TO_VIDEO: True}),
+    clips=ClipFacts(fps=24, from_image={TEXT_TO_VIDEO: False, IMAGE_TO_VIDEO: True}),
     notes={
         "pretrained_model_name_or_path": f"HunyuanVideo's ID is {HUB_MODEL}.",
         "vae": "HunyuanVideo's files have none: choose its VAE, such as hunyuan_video_vae_bf16.safetensors. Not needed "
@@ -179,7 +179,7 @@ CARD = FamilyCard(
         pipelines=(
             ("HunyuanVideo15", None, "HunyuanVideo 1.5 diffusers folder"),
             ("HunyuanVideoImageToVideo", None, "HunyuanVideo I2V diffusers folder"),
-            ("HunyuanVideo", "hunyuan_video", FOLDER),
+            ("HunyuanVideo", "hunyuan_video", "HunyuanVideo diffusers folder"),
         ),
         widths=((ENCODER, "layers.0.self_attn.k_proj.weight", 0, 1_024, ENCODER_8B),),
     ),
