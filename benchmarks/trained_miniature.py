@@ -46,7 +46,14 @@ from sd_scripts.options.model import MODEL
 from sd_scripts.settings.catalog import script_for, script_path
 from sd_scripts.settings.settings import Settings
 from sd_scripts.testing import trained
-from sd_scripts.testing.miniature import AUTOENCODER, clip_config, clip_tokenizer, randomize, t5_tokenizer
+from sd_scripts.testing.miniature import (
+    AUTOENCODER,
+    clip_config,
+    clip_tokenizer,
+    randomize,
+    t5_tokenizer,
+    write_components,
+)
 from sd_scripts.testing.shapes import SIDE, random_drawing, random_scene, words, write_scenes
 
 NOISE = 0.1
@@ -166,7 +173,7 @@ def write_untrained(family: str, modules: dict[str, nn.Module], folder: Path) ->
     if family == "sdxl":
         save_model(checkpoint, single_file(states), {})
         return {MODEL: checkpoint}
-    return tiny_flux.write_components(checkpoint, states)
+    return write_components(card_of("flux"), checkpoint, tiny_flux.in_files(states))
 
 
 def draw(folder: Path, count: int, seed: int) -> Path:

@@ -112,76 +112,20 @@ def no_graphs() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture(scope="session")
-def miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint of SDXL's layout, its tokenizers next to it, and captioned images. Do not write to it."""
-    from sd_scripts.families.sdxl.tiny import write_miniature
+def _miniature(family: str, name: str) -> Any:
+    @pytest.fixture(scope="session", name=name)
+    def make(tmp_path_factory: pytest.TempPathFactory) -> Any:
+        """The files of a tiny model, its tokenizers next to them, captioned images, and control images if it reads
+        them. Do not write to it."""
+        from sd_scripts.families.cards.registry import module_of
 
-    return write_miniature(tmp_path_factory.mktemp("miniature"))
+        return module_of(family, "tiny").write_miniature(tmp_path_factory.mktemp(name))
 
-
-@pytest.fixture(scope="session")
-def flux_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The four files of a FLUX.1 dev, its tokenizers next to them, and captioned images. Do not write to it."""
-    from sd_scripts.families.flux.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("flux_miniature"))
+    return make
 
 
-@pytest.fixture(scope="session")
-def kontext_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The files of a FLUX.1 Kontext, captioned images and their control images. Do not write to it."""
-    from sd_scripts.families.flux_kontext.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("kontext_miniature"))
-
-
-@pytest.fixture(scope="session")
-def qwen_image_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The three files of a Qwen-Image, its tokenizer next to them, and captioned images. Do not write to it."""
-    from sd_scripts.families.qwen_image.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("qwen_image_miniature"))
-
-
-@pytest.fixture(scope="session")
-def edit_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The files of a Qwen-Image-Edit, captioned images and their control images. Do not write to it."""
-    from sd_scripts.families.qwen_image_edit.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("edit_miniature"))
-
-
-@pytest.fixture(scope="session")
-def wan_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The three files of a Wan 2.1 T2V, its tokenizer next to them, and captioned images. Do not write to it."""
-    from sd_scripts.families.wan.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("wan_miniature"))
-
-
-@pytest.fixture(scope="session")
-def wan_5b_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The three files of a Wan 2.2 5B, the tokenizer next to them, and captioned images. Do not write to it."""
-    from sd_scripts.families.wan_5b.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("wan_5b_miniature"))
-
-
-@pytest.fixture(scope="session")
-def hunyuan_video_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The four files of a HunyuanVideo, its tokenizers next to them, and captioned images. Do not write to it."""
-    from sd_scripts.families.hunyuan_video.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("hunyuan_video_miniature"))
-
-
-@pytest.fixture(scope="session")
-def framepack_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The five files of a FramePack, its tokenizers next to them, and captioned images. Do not write to it."""
-    from sd_scripts.families.framepack.tiny import write_miniature
-
-    return write_miniature(tmp_path_factory.mktemp("framepack_miniature"))
+for family, name in MINIATURES.items():  # a fixture of each family's miniature, by the name that tests ask for
+    globals()[f"{family}_fixture"] = _miniature(family, name)
 
 
 @pytest.fixture(scope="session")

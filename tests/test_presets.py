@@ -51,7 +51,7 @@ def test_every_tab_has_presets_of_its_own():
     wanted |= {
         f"{tab}/{family}_{way}"
         for tab in ("dreambooth", "finetune")
-        for family in ("qwen_image", "qwen_image_edit", "wan", "wan_5b", "hunyuan_video")
+        for family in ("qwen_image", "qwen_image_edit", "wan", "wan_5b", "hunyuan_video", "framepack")
         for way in WAYS_OF_QWEN_IMAGE
     }
     distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}

@@ -14,7 +14,7 @@ from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import TextOptions
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.sampling import prompt_captions
-from sd_scripts.families.qwen_image.text import prefix_length, tokenize
+from sd_scripts.families.qwen_image.text import TEMPLATE, tokenize
 from sd_scripts.library.diffusion.dit_layers import rope_widths
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
@@ -62,7 +62,7 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
     """Return guidance and random text embeddings, of the captions' length, in the pipeline's format."""
     denoiser: Any = components.denoiser
     mask = tokenize(components, prompt_captions(prompt), TextOptions.of(settings))[0]["mask"][
-        :, prefix_length(components) :
+        :, TEMPLATE.prefix_length(components) :
     ]
     negative, positive = (
         {

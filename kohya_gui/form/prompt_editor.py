@@ -13,6 +13,7 @@ from starlette.routing import Route
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.controls import QUIET, Form, Updates, shown, unquoted
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
+from kohya_gui.form.prompt_media import PromptMedia
 from kohya_gui.server.json_routes import post
 from kohya_gui.server.messages import Html, message
 from sd_scripts.families.cards.family_card import FamilyCard
@@ -175,17 +176,18 @@ def saved_text(path: Path) -> str:
         raise ValueError(f"{FILE}: {error}") from error
 
 
-def routes(links: Mapping[str, FieldLinks]) -> list[Route]:
+def routes(queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks]) -> list[Route]:
     """Return the route that checks prompts while typing, for `launch(app_kwargs={"routes": ...})`; `links` to the
     fields, by tab."""
 
     def check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
-        """Check the text in the page; no file is read."""
+        """Check the text in the page; its file is not read."""
         try:
             tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
             path = Path(unquoted(file).strip() or "prompts.txt")
             options = inserts(family)
-            explanation = meaning(text[:LARGEST], path, family, sampler, links.get(tab, NO_LINKS))
+            media = PromptMedia(card_of(family), queue, allowed_paths)
+            explanation = meaning(text[:LARGEST], path, family, sampler, links.get(tab, NO_LINKS), media)
         except (ValueError, KeyError) as error:
             raise ValueError("tab, text, file, family and sampler are required") from error
         return {"options": options if path.suffix == ".txt" else "", "check": explanation}
@@ -193,8 +195,16 @@ def routes(links: Mapping[str, FieldLinks]) -> list[Route]:
     return [post("prompts", check)]
 
 
-def meaning(text: str, path: Path, family: str, sampler: str, links: FieldLinks = NO_LINKS) -> str:
-    """Explain, prompt by prompt, how training of this family reads the text."""
+def meaning(
+    text: str,
+    path: Path,
+    family: str,
+    sampler: str,
+    links: FieldLinks = NO_LINKS,
+    media: PromptMedia | None = None,
+) -> str:
+    """Explain, prompt by prompt, how training of this family reads the text, with its images."""
+    media = media or PromptMedia(card_of(family), None)
     if not text.strip():
         return ""
     try:
@@ -205,9 +215,11 @@ def meaning(text: str, path: Path, family: str, sampler: str, links: FieldLinks 
         return message("error", links.sentence(error))
     rows = []
     for prompt, entry in zip(prompts[:SHOWN], file.entries, strict=False):
-        warnings = "".join(f'<p class="warn">{links.sentence(text)}</p>' for text in remarks(prompt, entry, family))
+        found = (*remarks(prompt, entry, family), *media.problems(prompt))
+        warnings = "".join(f'<p class="warn">{links.sentence(text)}</p>' for text in found)
         words = escape(prompt.prompt) or '<i class="quiet">empty prompt</i>'
-        rows.append(f'<li><b>{words}</b><p class="quiet">{escape(summary(prompt, family, sampler))}</p>{warnings}</li>')
+        about = f'<p class="quiet">{escape(summary(prompt, family, sampler))}</p>'
+        rows.append(f"<li><b>{words}</b>{about}{media.html(prompt)}{warnings}</li>")
     more = f'<p class="quiet">and {len(prompts) - SHOWN} more</p>' if len(prompts) > SHOWN else ""
     return f'<ol class="prompts-read">{"".join(rows)}</ol>{more}'
 
@@ -256,6 +268,7 @@ def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
     height, width = size_of(prompt, multiple)
     if (height, width) != (prompt.height, prompt.width):
         yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
+    yield from (text for _, text in card_of(family).prompt_remarks(prompt))
     clips = card_of(family).clips
     if clips and (frames := clips.fitting(prompt.frames)) != prompt.frames:
         step = clips.frame_step

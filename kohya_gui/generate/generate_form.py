@@ -101,6 +101,8 @@ def _field(option: Option, family: str) -> dict[str, Any]:
 
 
 def _usual(name: str, card: FamilyCard) -> Any:
+    if name in ("width", "height"):
+        return card.generated_size[name == "height"]
     if name == "fps" and card.clips:
         return card.sample_defaults.fps or card.clips.fps
     return getattr(card.sample_defaults, {"shift": "flow_shift"}.get(name, name))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from kohya_gui.server.media_files import media_html
 from sd_scripts.formats.clips.mp4 import MP4
 from sd_scripts.runs.comparison import FOLDER, RESULT, read_comparison
 from sd_scripts.runs.store import RunRow
@@ -64,8 +65,5 @@ def _pairs(comparison: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _image(run: int, name: str, when: str, prompt: str) -> str:
     address = f"studio/run/{run}/comparison/image/{quote(name, safe='')}"
     title = f"{when}: {escape(prompt)}"
-    shown = f'<img src="{address}" alt="{title}" loading="lazy">'
-    if Path(name).suffix == MP4:  # media.js plays it while it is seen
-        attributes = f'data-poster="{address}?poster=1" aria-label="{title}"'
-        shown = f'<video src="{address}" {attributes} muted loop playsinline preload="none"></video>'
+    shown = media_html(address, title, is_clip=Path(name).suffix == MP4)
     return f"<span>{shown}<i>{when}</i></span>"

@@ -3,6 +3,7 @@
 import os
 import stat
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 
 from starlette.requests import Request
@@ -32,6 +33,14 @@ def send_media(request: Request, path: Path, download: bool = False) -> Response
     if suffix == MP4:
         response.headers["Content-Security-Policy"] = CLIP
     return response
+
+
+def media_html(address: str, title: str, *, is_clip: bool) -> str:
+    """Return the HTML of an image or a clip, which media.js plays while it is seen; `title` is HTML already."""
+    if not is_clip:
+        return f'<img src="{escape(address)}" alt="{title}" loading="lazy">'
+    attributes = f'data-poster="{escape(address)}?poster=1" aria-label="{title}"'
+    return f'<video src="{escape(address)}" {attributes} muted loop playsinline preload="none"></video>'
 
 
 def send_file(request: Request, path: Path, kind: str, download: bool = False) -> Response:

@@ -28,7 +28,7 @@ def routes(
         *field_check.routes(),
         *doctor_routes.routes(queue),
         *measure_routes.routes(queue, allowed_paths, links),
-        *prompt_editor.routes(links),
+        *prompt_editor.routes(queue, allowed_paths, links),
         *browse.routes(allowed_paths),
         *compile_cache_routes.routes(allowed_paths),
         *lora_tools_routes.routes(queue, allowed_paths),

@@ -155,7 +155,8 @@ var Studio = (() => {
     return sheet;
   };
 
-  /** Replace HTML from the server if it changed, keeping unfolded details, focus and scroll positions. */
+  /** Replace HTML from the server if it changed, keeping unfolded details, focus, scroll positions, and images and clips
+   * as they are loaded and play. */
   const put = (element, html) => {
     if (element.sent === html) return;
     const chosen = getSelection();
@@ -167,7 +168,14 @@ var Studio = (() => {
     const focused = element.contains(document.activeElement) ? name(document.activeElement) : null;
     const unfolded = [...element.querySelectorAll("details[open] > summary")].map(name);
     const scrolled = [...element.querySelectorAll("pre, ul")].map((inner) => inner.scrollTop);
+    const media = () => [...element.querySelectorAll("img, video")];
+    const loaded = new Map(media().map((each) => [each.getAttribute("src"), each]));
     element.innerHTML = element.sent = html;
+    for (const each of media()) {
+      const src = each.getAttribute("src");
+      if (loaded.has(src)) each.replaceWith(loaded.get(src));
+      loaded.delete(src);
+    }
     Studio.watchIn(element);
     for (const link of element.querySelectorAll('a[href^="studio/"]')) link.href = url(link.getAttribute("href"));
     for (const summary of element.querySelectorAll("summary"))

@@ -15,7 +15,6 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.generate import FILES_OF, GENERATE, GenerateOptions
 from sd_scripts.options.generating.prompt_lines import (
-    CONTROLS,
     LINE_OPTIONS,
     NEW_SEED,
     SamplePrompt,
@@ -170,8 +169,8 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
     defaults = replace(
         card.sample_defaults,
         negative_prompt=options.negative_prompt,
-        width=options.width,
-        height=options.height,
+        width=options.width or card.generated_size[0],
+        height=options.height or card.generated_size[1],
         steps=card.sample_defaults.steps if options.steps is None else options.steps,
         scale=card.sample_defaults.scale if options.scale is None else options.scale,
         guidance=card.sample_defaults.guidance if options.guidance is None else options.guidance,
@@ -243,11 +242,10 @@ def prompt_warnings(settings: Settings) -> list[str]:
             f"batch_size: {options.batch_size} is more than images_per_prompt = {options.images_per_prompt}, and only "
             "images of one prompt are generated together"
         )
-    if card.has(CONTROLS.needs) and not all(prompt.control_images for prompt in prompts_of(settings)):
-        found.append(
-            "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone"
-        )
-    return found
+    variant = model_checks.model_variant(settings[ModelOptions])
+    for prompt in prompts_of(settings):
+        found += [f"{name}: {text}" for name, text in card.prompt_remarks(prompt, variant)]
+    return list(dict.fromkeys(found))
 
 
 def _idle(line: str, card: FamilyCard) -> Iterator[str]:

@@ -15,6 +15,7 @@ from sd_scripts.options.generating.prompt_lines import PromptFile, read_prompt_f
 from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.optimization.optimizer import remarks as optimizer_remarks
 from sd_scripts.options.optimization.optimizer_table import known_optimizer
@@ -70,9 +71,13 @@ def prompt_file(settings: Settings) -> PromptFile | None:
 
 def readable_prompts(valid: Settings) -> Iterator[str]:
     """Yield the remarks about prompts that have no problem."""
-    prompts = prompt_file(valid)
-    if prompts and not [*sample_prompts(valid)]:
-        yield from prompts.remarks()
+    file = prompt_file(valid)
+    if not file or [*sample_prompts(valid)]:
+        return
+    yield from file.remarks()
+    card, variant = card_of(valid.script.family), model_checks.model_variant(valid[ModelOptions])
+    for entry, prompt in zip(file.entries, file.prompts(card.sample_defaults), strict=True):
+        yield from (file.about(entry, text) for _, text in card.prompt_remarks(prompt, variant))
 
 
 REMARKS: tuple[Check, ...] = (

@@ -1,7 +1,7 @@
 """Shared parts of the families' miniatures: models of the real layout with tiny widths, and training images."""
 
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTokenizer, T5Tokenizer
+from transformers import CLIPTextConfig, CLIPTokenizer, PreTrainedTokenizerBase, T5Tokenizer
 
+from sd_scripts.families.cards.family_card import DENOISER, FamilyCard
 from sd_scripts.formats.images.image_folders import find_images
 from sd_scripts.library.diffusion.dit_layers import pack
+from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.library.text.tokenizers import make_clip_tokenizer
 from sd_scripts.testing import demo_images
 
@@ -42,6 +44,40 @@ class Miniature:
     @property
     def checkpoint(self) -> Path:
         return self.files["pretrained_model_name_or_path"]
+
+
+def write_miniature(
+    card: FamilyCard,
+    folder: Path,
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    states: Mapping[str, Mapping[str, Tensor]],
+) -> Miniature:
+    """Write a model of these state dicts by component, its tokenizers next to the transformer, and captioned images."""
+    data_dir = demo_images.write_images(folder / "images")
+    denoiser = folder / f"miniature_{card.name}.safetensors"
+    for number, tokenizer in enumerate(tokenizers, 1):
+        name = "tokenizer" if number == 1 else f"tokenizer_{number}"
+        tokenizer.save_pretrained(folder / f"{denoiser.stem}_tokenizers" / name)
+    return Miniature(family=card.name, files=write_components(card, denoiser, states), data_dir=data_dir)
+
+
+def write_components(card: FamilyCard, denoiser: Path, states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Path]:
+    """Write the files of these state dicts by component, the denoiser's and others next to it; return them by the
+    option that names each."""
+    files = {}
+    for component in card.files.components:
+        if component.name not in states:
+            continue
+        tensors = {component.prefixes[0] + key: each for key, each in states[component.name].items()}
+        tensors.pop("encoder.embed_tokens.weight", None)  # of T5: the same tensor as shared.weight
+        beside = denoiser.with_name(f"{component.option}.safetensors")
+        files[component.option] = denoiser if component.name == DENOISER else beside
+        save_model(files[component.option], tensors, {})
+    return files
+
+
+def states_of(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
+    return {name: module.state_dict() for name, module in modules.items()}
 
 
 def with_controls(miniature: Miniature, family: str, folder: Path) -> Miniature:

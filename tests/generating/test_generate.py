@@ -338,6 +338,15 @@ def test_a_control_image_that_cannot_be_read_is_reported(
         assert told in line
 
 
+def test_clips_have_the_size_of_their_model_and_images_1024_unless_it_is_set() -> None:
+    sizes = {"flux": (1024, 1024), "wan": (832, 480), "hunyuan_video": (848, 480), "framepack": (640, 640)}
+    for family, size in sizes.items():
+        (prompt,) = prompts_of(settings_of(family, {}, {"prompt": ["a cat"]}))
+        assert (prompt.width, prompt.height) == size
+    (prompt,) = prompts_of(settings_of("wan", {}, {"prompt": ["a cat"], "width": 640}))
+    assert (prompt.width, prompt.height) == (640, 480)
+
+
 def test_options_without_effect_on_images_are_reported() -> None:
     asked: dict[str, Any] = {"prompt": ["a --ci b.png --g 2"], "control_image_path": ["b.png"], "batch_size": 2}
     kontext = settings_of("flux_kontext", {}, {"prompt": ["a"], "batch_size": 2, "control_directory": "c"})
@@ -349,7 +358,7 @@ def test_options_without_effect_on_images_are_reported() -> None:
     ]
     assert prompt_warnings(kontext) == [
         "batch_size: 2 is more than images_per_prompt = 1, and only images of one prompt are generated together",
-        "control_image_path: a prompt names no control image (--ci), so its image is generated from the text alone",
+        "control_image_path: without a control image (--ci), the image is made from the text alone",
     ]
     qwen = settings_of("qwen_image", {}, {**asked, "batch_size": 1})
     assert prompt_warnings(qwen) == [

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.placing import checkpoint_gradients, placement_of
-from sd_scripts.families.flux.load import place
+from sd_scripts.families.flux.load import BLOCK_LISTS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import memory as sdxl_memory
 from sd_scripts.families.sdxl import tiny
@@ -55,7 +55,7 @@ def placed(*, trainable: bool, **options: Any) -> FluxTransformer:
     for p in model.parameters():
         nn.init.normal_(p, std=0.03)
     settings = Settings((FLUX_FULL if trainable else FLUX_LORA), {"mixed_precision": "bf16", **options})
-    place(
+    BLOCK_LISTS.place(
         Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
         placement_of(settings),
         CUDA,
@@ -199,7 +199,7 @@ def test_swapped_blocks_use_no_gpu_memory_even_while_being_placed(trainable: boo
         torch.manual_seed(0)
         model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
         settings = Settings(FLUX_LORA, {"blocks_to_swap": swap})
-        place(
+        BLOCK_LISTS.place(
             Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
             placement_of(settings),
             CUDA,

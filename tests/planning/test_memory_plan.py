@@ -18,7 +18,7 @@ from sd_scripts.families.cards.registry import card_of, cards, module_of
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.quantizing import can_be_quantized
 from sd_scripts.families.flux.card.memory_facts import swap_counts
-from sd_scripts.families.flux.load import max_blocks_to_swap
+from sd_scripts.families.flux.load import BLOCK_LISTS
 from sd_scripts.families.sdxl.card import memory_facts
 from sd_scripts.families.sdxl.memory import swappable_blocks
 from sd_scripts.families.sdxl.unet import predict, prepare_exact_unet, prepare_unet
@@ -245,7 +245,7 @@ def test_swapped_values_belong_to_the_swapped_blocks() -> None:
         double, single = swap_counts(count)
         swapped = double * values_in(flux.double_blocks[0]) + single * values_in(flux.single_blocks[0])
         assert facts.swapped(count) == swapped
-    assert facts.most_swapped == max_blocks_to_swap(len(flux.double_blocks), len(flux.single_blocks))
+    assert facts.most_swapped == BLOCK_LISTS.most(len(flux.double_blocks), len(flux.single_blocks))
 
 
 def test_sdxl_swaps_sixty_transformer_blocks_but_the_two_that_are_on_the_gpu() -> None:

@@ -129,7 +129,11 @@ def test_clips_of_one_length_become_one_clip(tmp_path: Path) -> None:
         first = next(read_frames(tmp_path / GRID_CLIP)).crop((0, 0, *still.size))
         assert max(ImageStat.Stat(ImageChops.difference(first, still.convert("RGB"))).mean) < 3
     make_clip(tmp_path / "b.mp4", count=4)
-    assert not write_grid_clip(tmp_path / GRID_CLIP, comparison)
+    with pytest.raises(ValueError, match=r"clips differ in length: 3 frames at 12\.5 fps, 4 frames at 8 fps$"):
+        write_grid_clip(tmp_path / GRID_CLIP, comparison)
+    grid_of = {**comparison, "cells": [{**comparison["cells"][0], "image": GRID}, comparison["cells"][1]]}
+    with pytest.raises(ValueError, match="some prompts are single images"):
+        write_grid_clip(tmp_path / GRID_CLIP, grid_of)
 
 
 def test_a_stop_leaves_complete_images(trained: Run, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@
     const body = { tab, text, file, family: familyOf(tab), sampler };
     const answer = await Studio.send("prompts", body).catch(() => null);
     if (!answer || area.value !== text) return; // the text has changed in the meantime
-    const show = (place, html) => place && place.innerHTML !== html && (place.innerHTML = html);
+    const show = (place, html) => place && Studio.put(place, html);
     show(part(tab, "prompt-options")?.querySelector(".inserts"), answer.options);
     show(part(tab, "prompts-check")?.querySelector(".check"), answer.check);
   };

@@ -222,7 +222,8 @@
         const cell = cellAt(row, column);
         const open = () => show(row, columns.indexOf(column));
         const title = named(row, column);
-        const small = () => Studio.media(address(cell.image), title, { clip: Studio.isClip(cell.image) });
+        const shape = Studio.isClip(cell?.image) ? { clip: true, width: prompt.width, height: prompt.height } : {};
+        const small = () => Studio.media(address(cell.image), title, shape);
         const made = cell?.image && button(small(), open, { class: "sample", title, "data-row": row });
         grid.append(made || el("span", { class: "matrix-none" }));
       }
@@ -253,6 +254,7 @@
       link.hidden = !file;
       if (file) link.href = address(file);
     }
+    write(parts.apart, result.no_grid_clip ?? "");
   };
 
   // One image large, or two side by side
@@ -356,13 +358,14 @@
       unfinished: el("p", { class: "quiet", hidden: true }, UNFINISHED),
       download: el("a", { class: "sample-download", download, hidden: true }, "Download as one image"),
       playable: el("a", { class: "sample-download", download: `${run.name}-checkpoints.mp4`, hidden: true }, "Download as one clip"),
+      apart: el("span", { class: "quiet" }),
     };
     const { settings, said, failed, bar, doing, best, unfinished, losses, grid } = parts;
     const choose = el("label", {}, "The best is the ", rule);
     const percent = el("label", { hidden: true }, "within ", within, " %");
     const stopping = button("Stop", stop, { "data-action": "stop-comparison" });
     parts.job = el("div", { class: "checkpoints-job", hidden: true }, bar, doing, stopping);
-    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download, parts.playable);
+    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download, parts.playable, parts.apart);
     parts.result = el("section", { hidden: true }, unfinished, verdict, losses, grid);
     const title = el("h3", {}, `Checkpoints of ${run.name}`);
     dialog.replaceChildren(title, Studio.closer(dialog), settings, said, parts.job, failed, parts.result);

@@ -312,8 +312,8 @@
       const { prompt } = image.parameters ?? {};
       const title = `${prompt ?? ""}\n${line(image)}`;
       const attributes = { class: "sample", "data-name": image.name, title };
-      const clip = Studio.isClip(image.name);
-      return button(Studio.media(source(image), prompt ?? image.name, { clip }), () => open(image), attributes);
+      const shape = Studio.isClip(image.name) ? { clip: true, width: image.width, height: image.height } : {};
+      return button(Studio.media(source(image), prompt ?? image.name, shape), () => open(image), attributes);
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
     write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} images in ${answer.folder}` : "");

@@ -1,7 +1,7 @@
 """What datasets of clips need to know of a family."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from sd_scripts.options.spec import OptionValues
 
@@ -18,6 +18,11 @@ class ClipFacts:
     """Clips have a multiple of this number of frames, plus one."""
     shortest: int = 1
     """Frames of the shortest sample: shorter clips, and if it is more than 1 images, are skipped."""
+    begin_with_image: bool = False
+    """Whether the model makes clips from a start image alone: samples without one begin with a grey image."""
+    from_image: Mapping[str, bool] = field(default_factory=dict)
+    """Variant of the base model -> whether it makes clips from a start image, without which it makes none, or from text
+    alone, where a start image has no effect."""
     bucket_steps: int = 16
     """Sides of buckets are multiples of this unless bucket_reso_steps is set."""
 

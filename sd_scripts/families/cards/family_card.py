@@ -14,7 +14,7 @@ from sd_scripts.families.cards.memory_facts import MemoryFacts
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.clips import ClipOptions
-from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.prompt_lines import CONTROLS, START, SamplePrompt
 from sd_scripts.options.model import MODEL
 from sd_scripts.options.networks.layer_rules import Rules, Warn
 from sd_scripts.options.networks.network_args import NetworkArguments
@@ -39,6 +39,8 @@ class FirstLayer:
     """Names of its weight in every layout, without prefix."""
     channels: int
     """Input channels of the family's own models: the second axis of the weight."""
+    also: tuple[int, ...] = ()
+    """Input channels of other models that the family trains."""
     kind: str
     """Name of a model with unknown input channels, with the family's title."""
     variants: Mapping[int, str] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class FirstLayer:
         """Return the name of a model with these shapes by key if its input channels differ; else, or if the layer is
         not among them, an empty text."""
         shape = next((shapes[prefix + key] for key in self.keys if prefix + key in shapes), ())
-        if len(shape) < 2 or shape[1] == self.channels:  # a .ckpt file's header has no shapes
+        if len(shape) < 2 or shape[1] in (self.channels, *self.also):  # a .ckpt file's header has no shapes
             return ""
         other = f"{self.kind}, with {shape[1]} instead of {self.channels} input channels"
         return self.variants.get(shape[1], other)
@@ -320,6 +322,26 @@ class FamilyCard:
             return ""
         most = f"{self.title} reads images up to {self.longest_control:g} times as long as wide"
         return f"the control image '{path}' is too elongated: {most}; crop it"
+
+    @property
+    def generated_size(self) -> tuple[int, int]:
+        """Width and height of generated images and clips, unless they are set."""
+        return (self.sample_defaults.width, self.sample_defaults.height) if self.clips else (1024, 1024)
+
+    def prompt_remarks(self, prompt: SamplePrompt, variant: str = "") -> Findings:
+        """Yield the option of an image that a prompt does not name, with how its sample is made without it, or of a
+        start image that this variant of the base model (empty: not known) does not read."""
+        if self.clips and (from_image := self.clips.from_image.get(variant)) is not None:
+            if from_image and not prompt.start_image:
+                yield START.key, f"{variant} makes clips from a start image; name one with --{START.letters}"
+            elif prompt.start_image and not from_image:
+                yield START.key, f"--{START.letters} has no effect: {self.title} makes clips from text alone"
+        elif prompt.start_image or prompt.control_images:
+            return
+        elif self.clips and self.clips.begin_with_image and self.clips.fitting(prompt.frames) > 1:
+            yield START.key, f"without a start image (--{START.letters}), the clip begins with a grey image"
+        elif self.has(CONTROLS.needs):
+            yield CONTROLS.key, f"without a control image (--{CONTROLS.letters}), the image is made from the text alone"
 
     def trains(self, family: str | None) -> bool:
         """Whether a model file that was recognised as of `family` may be one of this family."""

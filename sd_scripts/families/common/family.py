@@ -20,8 +20,9 @@ from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.components import Components as Components
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
+from sd_scripts.families.common.objective import flow_validation_timesteps
 from sd_scripts.families.common.opening import load_tokenizers, open_sources
-from sd_scripts.families.common.placing import Placement, blocks_to_swap
+from sd_scripts.families.common.placing import Placement, blocks_to_swap, checkpoint_gradients
 from sd_scripts.families.common.quantizing import quantize_while_loading
 from sd_scripts.families.common.sampling import Sample, SampleBatch
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
@@ -205,6 +206,9 @@ class Saving:
             save_model(path, self.tensors(components, weights), metadata, dtype)
 
 
+DENOISER_ALONE = Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """Inputs that are made from a sample's pixels in addition to its latents and cached with them, such as the latents
@@ -244,7 +248,7 @@ class Family:
         components.denoiser.to(device)
     )
     """Move the denoiser to the device, quantized and with swapped blocks as the options specify."""
-    checkpoint_gradients: Callable[[nn.Module, TrainingOptions, NetworkOptions | None], None]
+    checkpoint_gradients: Callable[[nn.Module, TrainingOptions, NetworkOptions | None], None] = checkpoint_gradients
     """Enable gradient checkpointing of the denoiser."""
     conditioning: Callable[[Item, bool], dict[str, Tensor]] | None = None
     """Item, whether it is flipped -> inputs of step_inputs besides latents and text: Batch.conditioning of one sample,
@@ -252,7 +256,7 @@ class Family:
     step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
     """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
     -> StepInputs.model."""
-    validation_timesteps: Callable[[NoiseOptions], list[float]]
+    validation_timesteps: Callable[[NoiseOptions], list[float]] = flow_validation_timesteps
     """Timesteps of the validation loss, in this family's own unit."""
     loss: Callable[[Components, StepInputs, Settings], Tensor]
     """Components, inputs with the text of all encoders, settings -> loss of each image (B,)."""
@@ -266,7 +270,7 @@ class Family:
     sample_batch: SampleBatch | None = None
     """As `sample`, for several prompts that differ in their seeds alone: with the capability `batches`. The text
     outputs belong to one of them, and previews show the first."""
-    saving: Saving
+    saving: Saving = DENOISER_ALONE
 
     def check(self, settings: Settings) -> list[str]:
         """Return problems of the model files that names and headers reveal; nothing is loaded."""

@@ -1,23 +1,31 @@
-"""Inputs of a training step that families share."""
+"""Inputs and loss of flow matching, and other parts of a training step that families share."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.families.common.components import Components
 from sd_scripts.library.diffusion.dit_layers import grid_of
-from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, within_bounds
+from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, loss_weights, within_bounds
+from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.library.diffusion.noise import TIMESTEPS, expand_to, normal, perturb, timestep_bounds
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import NoiseOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
 from sd_scripts.settings.settings import Settings
 
 Draw = Callable[[int, FlowOptions, int, torch.Generator], Tensor]
 """How many, options, tokens of an image, generator -> sigmas."""
 TRIES = 1000
 """Draws until one is within the bounds, at most."""
+
+FLOW_METADATA = (
+    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale"),
+    *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
+)
+"""Options of flow matching in LoRA files."""
 
 
 def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
@@ -80,6 +88,19 @@ def draws_within(draw: Callable[[int], Tensor], count: int, low: float, high: fl
     tries = draw(TRIES * count).view(TRIES, count)
     first = ((tries >= low) & (tries <= high)).int().argmax(dim=0, keepdim=True)
     return tries.gather(0, first)[0].clamp(low, high)
+
+
+def flow_loss(velocity: Tensor, inputs: Mapping[str, Tensor], settings: Settings) -> Tensor:
+    """Return the loss of each sample (B,) float32, of a predicted velocity (B, C, *S) and what flow_inputs returned."""
+    t = inputs["timesteps"]
+    loss_weight = inputs["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
+    mask = inputs.get("mask")
+    return diffusion_loss(velocity, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=mask)
+
+
+def flow_metadata(settings: Settings, components: Components, *more: str) -> dict[str, str]:
+    """Return the metadata that LoRA files of flow matching have in addition to every family's; `more`: options."""
+    return option_metadata(settings[FlowOptions], (*FLOW_METADATA, *more))
 
 
 def flow_validation_timesteps(noise: NoiseOptions) -> list[float]:

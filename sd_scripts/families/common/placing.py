@@ -1,13 +1,16 @@
 """Place a denoiser for training: its blocks one by one, quantized, some of them swapped; everything else together."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 
+from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.quantizing import Quantize, block_quantizer
-from sd_scripts.library.diffusion.block_swap import BlockSwap, CopyStreams, SwapGroup, swapped_blocks
+from sd_scripts.formats.words import listed
+from sd_scripts.library.diffusion.block_swap import SLOTS, BlockSwap, CopyStreams, SwapGroup, swapped_blocks
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.checkpointing import checkpoint_function
 from sd_scripts.options.memory import MemoryOptions
@@ -104,6 +107,40 @@ def quantize_blocks(
         assert quantize
         quantize(block.to(device), number not in swapped)
         block.to("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockLists:
+    """The lists of blocks of a transformer, which take turns on the device if some are swapped."""
+
+    names: Mapping[str, str]
+    """Attribute of the transformer -> what its blocks are called in front of "blocks"."""
+    counts: Callable[[int], tuple[int, ...]] = lambda blocks_to_swap: (blocks_to_swap,)
+    """blocks_to_swap -> how many blocks of each list stay off the device."""
+    few_tokens: type[nn.Module] | tuple[()] = ()
+    """As in block_quantizer."""
+
+    def of(self, transformer: nn.Module) -> list[list[nn.Module]]:
+        """Return the blocks by list, in model order."""
+        return [list(transformer.get_submodule(name).children()) for name in self.names]
+
+    def place(self, components: Components, placement: Placement, device: torch.device) -> None:
+        """Move the transformer to the device, quantized and with swapped blocks as the options specify."""
+        transformer = cast(BlockTransformer, components.denoiser)
+        kinds = zip(self.of(transformer), self.counts(placement.swapped_blocks), strict=True)
+        place_transformer(transformer, kinds, placement.quantization, device, few_tokens=self.few_tokens)
+
+    def most(self, *blocks: int) -> int:
+        """Return the largest blocks_to_swap of a model with this many blocks in each list."""
+        off = (self.counts(swap) for swap in range(sum(blocks) + 1))
+        fits = (all(n <= count - SLOTS for n, count in zip(each, blocks, strict=True)) for each in off)
+        return max((swap for swap, fit in enumerate(fits) if fit), default=0)
+
+    def swap_problems(self, transformer: nn.Module, settings: Settings) -> list[str]:
+        """Return a problem if more blocks are to be swapped than the transformer can do without."""
+        blocks = [len(each) for each in self.of(transformer)]
+        words = listed(f"{count} {name}".strip() for count, name in zip(blocks, self.names.values(), strict=True))
+        return swap_problems(settings.get(MemoryOptions), self.most(*blocks), f"a model with {words} blocks")
 
 
 def checkpoint_gradients(transformer: nn.Module, training: TrainingOptions, network: NetworkOptions | None) -> None:

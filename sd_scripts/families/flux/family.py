@@ -4,15 +4,13 @@ from sd_scripts.families.common.family import (
     Blocks,
     Family,
     FileIdentity,
-    Saving,
     TextEncoding,
     blocks_named,
     blocks_of,
 )
-from sd_scripts.families.common.objective import flow_inputs, flow_validation_timesteps
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.objective import flow_inputs
 from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.load import LAYOUTS, place, prepare, problems
+from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.objective import architecture, loss, metadata
 from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
@@ -47,21 +45,18 @@ FAMILY = FLUX = Family(
     ),
     blocks=Blocks(
         title="FLUX",
-        denoiser=lambda flux: [list(flux.double_blocks), list(flux.single_blocks)],  # type: ignore[arg-type]
+        denoiser=BLOCK_LISTS.of,
         graph_kinds=lambda flux: {"DoubleBlock": 1, "SingleBlock": 1},
         text_encoder=blocks_named("CLIPEncoderLayer", "T5Block"),
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
     problems=problems,
     encode_images=encode_images,
-    place=place,
-    checkpoint_gradients=checkpoint_gradients,
+    place=BLOCK_LISTS.place,
     step_inputs=flow_inputs,
-    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

@@ -4,28 +4,26 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
-
-import torch
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.encoders.outlines import T5EncoderOutline
 from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config, t5_encoder
 from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
-from sd_scripts.families.common.network_problems import network_problems
-from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
+from sd_scripts.families.common.placing import BlockLists
+from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
 from sd_scripts.families.flux.card.memory_facts import swap_counts
 from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer, Modulation
-from sd_scripts.library.diffusion.block_swap import SLOTS
 from sd_scripts.library.text.tokenizers import CLIP, T5
-from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
+BLOCK_LISTS = BlockLists(
+    names={"double_blocks": "double", "single_blocks": "single"}, counts=swap_counts, few_tokens=Modulation
+)
 LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")
 T5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight")
 """Names of weights that can be quantized. T5's relative bias is a lookup table, not a matrix product."""
@@ -64,20 +62,6 @@ def prepare(components: Components, settings: Settings) -> None:
     }
 
 
-def place(components: Components, placement: Placement, device: torch.device) -> None:
-    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 24 GB in bf16."""
-    flux = cast(FluxTransformer, components.denoiser)
-    counts = swap_counts(placement.swapped_blocks)
-    kinds: Any = zip((flux.double_blocks, flux.single_blocks), counts, strict=True)
-    place_transformer(flux, kinds, placement.quantization, device, few_tokens=Modulation)
-
-
-def max_blocks_to_swap(double: int, single: int) -> int:
-    """Return the largest blocks_to_swap of a model with this many blocks: 35 for 19 double and 38 single ones."""
-    fits = (swap_counts(n) for n in range(double + single + 1))
-    return max((n for n, (d, s) in enumerate(fits) if d <= double - SLOTS and s <= single - SLOTS), default=0)
-
-
 def _params(sources: Mapping[str, WeightSource]) -> FluxParams:
     return sources[DENOISER].empty.shape  # type: ignore[return-value]
 
@@ -85,41 +69,25 @@ def _params(sources: Mapping[str, WeightSource]) -> FluxParams:
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
     """Return problems of components of a different model, and of options that the transformer limits."""
     params = _params(sources)
-    return [
-        *_width_problems(sources, params),
-        *_limit_problems(params, settings.get(MemoryOptions), settings[FlowOptions].guidance_scale),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
-    ]
-
-
-def _width_problems(sources: Mapping[str, WeightSource], params: FluxParams) -> list[str]:
-    """Return a problem for each component whose width the transformer does not expect."""
     expected = {
         TEXT_ENCODER: ("hidden_size", params.pooled_width, "vectors of {} values"),
         T5XXL: ("d_model", params.text_width, "vectors of {} values"),
         VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
     }
-    problems = []
-    for component in CARD.files.separate_components:
-        width, size, what = expected[component.name]
-        source = sources.get(component.name)
-        if source and (actual := getattr(source.empty.config, width)) != size:
-            problems.append(
-                f"{component.option}: '{source.path}' produces {what.format(actual)}, but the transformer expects "
-                f"{size}; choose the {component.kind} of FLUX.1"
-            )
-    return problems
+    return [
+        *width_problems(sources, CARD, expected),
+        *BLOCK_LISTS.swap_problems(sources[DENOISER].empty, settings),
+        *_guidance_problems(params, settings[FlowOptions].guidance_scale),
+        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
+    ]
 
 
-def _limit_problems(params: FluxParams, memory: MemoryOptions | None, guidance: float) -> list[str]:
-    double, single = params.double_blocks, params.single_blocks
-    model = f"a model with {double} double and {single} single blocks"
-    problems = swap_problems(memory, max_blocks_to_swap(double, single), model)
+def _guidance_problems(params: FluxParams, guidance: float) -> list[str]:
     default = FlowOptions.guidance_scale
     of_dev = RECOMMENDED["guidance_scale"]  # settings for dev may be used for schnell
-    if not params.guidance and guidance not in (default, of_dev):
-        problems.append(
-            f"guidance_scale: FLUX.1 schnell ignores guidance, so {guidance:g} has no meaning; leave it at its default "
-            f"{default}"
-        )
-    return problems
+    if params.guidance or guidance in (default, of_dev):
+        return []
+    return [
+        f"guidance_scale: FLUX.1 schnell ignores guidance, so {guidance:g} has no meaning; leave it at its default "
+        f"{default}"
+    ]

@@ -7,8 +7,7 @@ separate weights for text and image and let them attend to each other; single bl
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -29,6 +28,7 @@ from sd_scripts.library.diffusion.dit_layers import (
     rope_widths,
     timestep_embedding,
 )
+from sd_scripts.library.files.state_dicts import count
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
 
@@ -62,14 +62,10 @@ class FluxParams:
             mlp_width=shapes["double_blocks.0.img_mlp.0.weight"][0],
             text_width=shapes["txt_in.weight"][1],
             pooled_width=shapes["vector_in.in_layer.weight"][1],
-            double_blocks=_count("double_blocks", shapes),
-            single_blocks=_count("single_blocks", shapes),
+            double_blocks=count(shapes, r"double_blocks\.\d+\.img_attn\.norm\.query_norm\.scale"),
+            single_blocks=count(shapes, r"single_blocks\.\d+\.norm\.query_norm\.scale"),
             guidance="guidance_in.in_layer.weight" in shapes,
         )
-
-
-def _count(blocks: str, keys: Iterable[str]) -> int:
-    return len({m[1] for key in keys if (m := re.match(rf"{blocks}\.(\d+)\.", key))})
 
 
 class Embedder(nn.Module):

@@ -20,10 +20,9 @@ from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
-from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5_ROWS
-from sd_scripts.testing import demo_images
+from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
     Miniature,
@@ -32,6 +31,7 @@ from sd_scripts.testing.miniature import (
     clip_tokenizer,
     fit_velocity,
     randomize,
+    states_of,
     t5_tokenizer,
     weaken_conditioning,
     without_attention,
@@ -54,26 +54,13 @@ SHIFT, GUIDANCE = 3.1582, 1.0
 def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
     """Create the four files of a FLUX.1 dev, tokenizers next to them, and captioned images: a few MB, in seconds.
     `shape` may have a different number of blocks."""
-    data_dir = demo_images.write_images(folder / "images")
-    transformer = folder / "miniature_flux.safetensors"
     clip, t5 = clip_tokenizer(), t5_tokenizer()
-    for name, tokenizer in {"tokenizer": clip, "tokenizer_2": t5}.items():
-        tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
-    states = {name: module.state_dict() for name, module in tiny_modules(len(clip), shape).items()}
-    return Miniature(family="flux", files=write_components(transformer, states), data_dir=data_dir)
+    return miniature.write_miniature(CARD, folder, (clip, t5), in_files(states_of(tiny_modules(len(clip), shape))))
 
 
-def write_components(transformer: Path, states: Mapping[str, State]) -> dict[str, Path]:
-    """Write the files of these state dicts by component, the transformer's and others next to it; return them by the
-    option that names each."""
-    files = {}
-    for component in CARD.files.components:
-        tensors = LAYOUTS[component.name].write(states[component.name])
-        tensors.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
-        beside = transformer.with_name(f"{component.option}.safetensors")
-        files[component.option] = transformer if component.name == DENOISER else beside
-        save_model(files[component.option], {component.prefixes[0] + key: t for key, t in tensors.items()}, {})
-    return files
+def in_files(states: Mapping[str, State]) -> dict[str, State]:
+    """Return the tensors of these state dicts by component, under the names that files have."""
+    return {name: LAYOUTS[name].write(state) for name, state in states.items()}
 
 
 write_narrow = write_miniature

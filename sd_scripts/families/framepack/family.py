@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sd_scripts.families.common.family import Conditions
 from sd_scripts.families.framepack.card import CARD
-from sd_scripts.families.framepack.load import IMAGE_ENCODER, LAYOUTS, place, problems
+from sd_scripts.families.framepack.load import BLOCK_LISTS, IMAGE_ENCODER, LAYOUTS, problems
 from sd_scripts.families.framepack.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.framepack.objective import loss, step_inputs
 from sd_scripts.families.framepack.sampling import sample
@@ -12,7 +12,6 @@ from sd_scripts.families.framepack.text import (
     IMAGE,
     encode_conditions,
     encode_text,
-    pad_text,
     prompt_captions,
     tokenize,
     trim_text,
@@ -37,22 +36,18 @@ FAMILY = FRAMEPACK = replace(
         prompt_captions=prompt_captions,
         adapted=lambda settings: (True, True, False),
         trim=trim_text,
-        pad=pad_text,
     ),
     blocks=replace(
         HUNYUAN_VIDEO.blocks,
         title="FramePack",
-        denoiser=lambda framepack: [
-            list(framepack.transformer_blocks),  # type: ignore[arg-type]
-            list(framepack.single_transformer_blocks),  # type: ignore[arg-type]
-        ],
+        denoiser=BLOCK_LISTS.of,
         graph_kinds=lambda framepack: {"HunyuanVideoTransformerBlock": 1, "HunyuanVideoSingleTransformerBlock": 1},
     ),
     latents=replace(HUNYUAN_VIDEO.latents, suffix="framepack"),
     layouts=LAYOUTS,
     problems=problems,
     conditions=Conditions(names=lambda components: (IMAGE,), encode=encode_conditions, components=(IMAGE_ENCODER,)),
-    place=place,
+    place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
     loss=loss,
     lora=TRANSFORMER,

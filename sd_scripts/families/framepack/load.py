@@ -2,23 +2,26 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-import torch
-
-from sd_scripts.families.common.components import DENOISER, Components, WeightSource
+from sd_scripts.families.common.components import DENOISER, WeightSource
 from sd_scripts.families.common.layouts import Layout, make_text_encoder
-from sd_scripts.families.common.network_problems import network_problems
-from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
+from sd_scripts.families.common.placing import BlockLists
+from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.families.framepack import lora
+from sd_scripts.families.framepack.card import CARD
 from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer, Modulation
 from sd_scripts.families.hunyuan_video.card.memory_facts import swap_counts
-from sd_scripts.families.hunyuan_video.load import TEXT_LAYOUTS, max_blocks_to_swap, width_problems
+from sd_scripts.families.hunyuan_video.load import TEXT_LAYOUTS, sizes_expected_by
 from sd_scripts.library.files.state_dicts import Shapes, count
-from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.settings.settings import Settings
 
 IMAGE_ENCODER = "text_encoder3"
+BLOCK_LISTS = BlockLists(
+    names={"transformer_blocks": "double", "single_transformer_blocks": "single"},
+    counts=swap_counts,
+    few_tokens=Modulation,
+)
 LINEAR = re.compile(r"(transformer_blocks|single_transformer_blocks)\..*\.weight")
 """Names of weights that can be quantized."""
 HEAD_WIDTH = 72
@@ -50,31 +53,13 @@ LAYOUTS = {
 }
 
 
-def place(components: Components, placement: Placement, device: torch.device) -> None:
-    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 26 GB in bf16."""
-    transformer = cast(FramePackTransformer, components.denoiser)
-    counts = swap_counts(placement.swapped_blocks)
-    blocks = (transformer.transformer_blocks, transformer.single_transformer_blocks)
-    kinds: Any = zip(blocks, counts, strict=True)
-    place_transformer(transformer, kinds, placement.quantization, device, few_tokens=Modulation)
-
-
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
     """Return problems of components of a different model, and of options that the transformer limits."""
     transformer: Any = sources[DENOISER].empty
     params: FramePackParams = transformer.params
-    model = f"a model with {params.double_blocks} double and {params.single_blocks} single blocks"
-    most = max_blocks_to_swap(params.double_blocks, params.single_blocks)
-    encoder: Any = sources[IMAGE_ENCODER].empty if IMAGE_ENCODER in sources else None
-    widths = []
-    if encoder is not None and encoder.config.hidden_size != params.image_width:
-        widths.append(
-            f"image_encoder: '{sources[IMAGE_ENCODER].path}' produces vectors of {encoder.config.hidden_size} values, "
-            f"but the transformer expects {params.image_width}; choose the SigLIP image encoder of FramePack"
-        )
+    of_image = {IMAGE_ENCODER: ("hidden_size", params.image_width, "vectors of {} values")}
     return [
-        *width_problems(sources, params),
-        *widths,
-        *swap_problems(settings.get(MemoryOptions), most, model),
+        *width_problems(sources, CARD, {**sizes_expected_by(params), **of_image}),
+        *BLOCK_LISTS.swap_problems(transformer, settings),
         *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
     ]

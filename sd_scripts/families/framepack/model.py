@@ -7,8 +7,7 @@ patches of 1x2x2, 2x4x4 and 4x8x8. The start image also comes before the text, a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -40,6 +39,7 @@ from sd_scripts.library.diffusion.dit_layers import (
     timestep_embedding,
     unpack_clip,
 )
+from sd_scripts.library.files.state_dicts import count
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_together
 
@@ -61,15 +61,11 @@ class FramePackParams(HunyuanParams):
             mlp_width=shapes["transformer_blocks.0.ff.net.0.proj.weight"][0],
             text_width=shapes["context_embedder.proj_in.weight"][1],
             pooled_width=shapes["time_text_embed.text_embedder.linear_1.weight"][1],
-            refiner_blocks=_count("context_embedder.token_refiner.refiner_blocks", shapes),
-            double_blocks=_count("transformer_blocks", shapes),
-            single_blocks=_count("single_transformer_blocks", shapes),
+            refiner_blocks=count(shapes, r"context_embedder\.token_refiner\.refiner_blocks\.\d+\.norm1\.weight"),
+            double_blocks=count(shapes, r"transformer_blocks\.\d+\.attn\.norm_q\.weight"),
+            single_blocks=count(shapes, r"single_transformer_blocks\.\d+\.attn\.norm_q\.weight"),
             image_width=shapes["image_projection.up.weight"][1],
         )
-
-
-def _count(blocks: str, keys: Iterable[str]) -> int:
-    return len({found[1] for key in keys if (found := re.match(rf"{re.escape(blocks)}\.(\d+)\.", key))})
 
 
 class Activated(nn.Module):

@@ -8,17 +8,14 @@ from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.families.common.objective import flow_inputs, flow_loss
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.model import Known
 from sd_scripts.families.framepack.sections import count_sections, section_of, single_frame, with_controls
 from sd_scripts.families.framepack.text import IMAGE
 from sd_scripts.families.hunyuan_video.text import MASK, POOLED, STATES
 from sd_scripts.library.diffusion.dit_layers import grid3d_of
-from sd_scripts.library.diffusion.flow_timesteps import loss_weights
-from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
 
 PATCHES = (1, 2, 4)
@@ -46,17 +43,14 @@ def step_inputs(
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each sample (B,) float32."""
-    model, objective = inputs.model, settings[FlowOptions]
-    t = model["timesteps"]
+    model, guidance = inputs.model, settings[FlowOptions].guidance_scale
     known = [(model[f"known_{by}x"], model[f"places_{by}x"], by) for by in PATCHES if f"known_{by}x" in model]
     if inputs.controls and model["noisy"].shape[2] == 1:
         known = with_controls(known, inputs.controls, settings[FramePackOptions].clean_places)
     text = {IMAGE: model[IMAGE], **inputs.text}  # a caption's image is the first control image
-    velocity = predict(components.denoiser, model["noisy"], model["places"], known, t, text, objective.guidance_scale)
-    loss_weight = model["loss_weight"] * loss_weights(t, objective.weighting_scheme)
-    return diffusion_loss(
-        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
-    )
+    timesteps = model["timesteps"]
+    velocity = predict(components.denoiser, model["noisy"], model["places"], known, timesteps, text, guidance)
+    return flow_loss(velocity, model, settings)
 
 
 def predict(

@@ -31,8 +31,8 @@ from sd_scripts.families.framepack.sections import (
     with_controls,
 )
 from sd_scripts.families.framepack.solver import unipc
-from sd_scripts.families.framepack.text import IMAGE, pad_text, unseen
-from sd_scripts.families.hunyuan_video.text import MASK, STATES
+from sd_scripts.families.framepack.text import IMAGE, OUTPUTS, unseen
+from sd_scripts.families.hunyuan_video.text import MASK, pad_text
 from sd_scripts.families.hunyuan_video.vae import decode_latents, encode_images, latent_shape
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas, shift_of
 from sd_scripts.library.diffusion.media import Media
@@ -126,9 +126,4 @@ def _captions(
 ) -> list[dict[str, Tensor]]:
     """Split the outputs of several captions into batches of one, padded only for compiled blocks."""
     text = text if IMAGE in text else text | {IMAGE: unseen(components, len(text[MASK]))}
-    captions = []
-    for number, length in enumerate(text[MASK].sum(1).tolist()):
-        own = {name: each[number : number + 1].to(device) for name, each in text.items()}
-        cut = {name: each[:, :length] if name in (STATES, MASK) else each for name, each in own.items()}
-        captions.append(pad_text(cut, options))
-    return captions
+    return [pad_text(each, options) for each in OUTPUTS.each(text, device)]

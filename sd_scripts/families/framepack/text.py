@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,16 +11,16 @@ from torch import Tensor
 from sd_scripts.data.batch import stack_pixels
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.images import read_image
-from sd_scripts.data.sources.seen_files import stamps_of
+from sd_scripts.families.common.encoders.captions import with_images
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.hunyuan_video import text as base
-from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 
 SIGLIP = 2
 """Index of the image encoder among the encoders."""
 IMAGE = "image_embeddings"
+OUTPUTS = replace(base.OUTPUTS, whole=(*base.OUTPUTS.whole, IMAGE))
 
 
 def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
@@ -84,27 +83,12 @@ def encode_conditions(components: Components, pixels: Tensor) -> dict[str, Tenso
 
 
 def trim_text(text: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Like trim_text of HunyuanVideo, without the embeddings of no image."""
-    trimmed = _without_image(base.trim_text, text)
-    if IMAGE in trimmed and not trimmed[IMAGE].any():
-        del trimmed[IMAGE]
-    return trimmed
-
-
-def pad_text(text: Mapping[str, Tensor], options: CompileOptions) -> dict[str, Tensor]:
-    """Like pad_text of HunyuanVideo."""
-    return _without_image(lambda rest: base.pad_text(rest, options), text)
-
-
-def _without_image(change: Any, text: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    changed: dict[str, Tensor] = change({name: each for name, each in text.items() if name != IMAGE})
-    return changed | {name: each for name, each in text.items() if name == IMAGE}
+    """Return the outputs of one caption without padding, and without the embeddings of no image."""
+    trimmed = OUTPUTS.trim(text)
+    return trimmed if IMAGE in trimmed and trimmed[IMAGE].any() else {n: t for n, t in trimmed.items() if n != IMAGE}
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
     """Return the captions of a prompt with its start image, or the control images of a single frame."""
-    captions = common_captions(prompt, unset=None)
     names = (prompt.start_image,) if prompt.start_image else prompt.control_images
-    images = tuple(Path(name).expanduser() for name in names)
-    now = tuple(sorted(stamps_of(images).items()))
-    return [replace(caption, images=images, version=now) for caption in captions] if images else captions
+    return with_images(common_captions(prompt, unset=None), names)

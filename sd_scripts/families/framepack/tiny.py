@@ -16,15 +16,15 @@ from sd_scripts.families.framepack.sections import single_frame
 from sd_scripts.families.hunyuan_video import tiny
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
-from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
-from sd_scripts.testing import demo_images
+from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     Miniature,
     clip_tokenizer,
     fit_velocity,
     randomize,
+    states_of,
     weaken_conditioning,
     without_attention,
 )
@@ -54,19 +54,8 @@ SHIFT, GUIDANCE = 3.0, 1.0
 
 def write_miniature(folder: Path) -> Miniature:
     """Create the five files of a FramePack, tokenizers next to them, and captioned images: a few MB, in seconds."""
-    data_dir = demo_images.write_images(folder / "images")
-    transformer = folder / "miniature_framepack.safetensors"
     llama, clip = tiny.llama_tokenizer(), clip_tokenizer()
-    for name, tokenizer in {"tokenizer": llama, "tokenizer_2": clip}.items():
-        tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
-    modules = tiny_modules(len(llama), len(clip))
-    files = {}
-    for component in CARD.files.components:
-        beside = folder / f"{component.option}.safetensors"
-        files[component.option] = transformer if component.name == DENOISER else beside
-        state = modules[component.name].state_dict()
-        save_model(files[component.option], {component.prefixes[0] + key: each for key, each in state.items()}, {})
-    return Miniature(family=CARD.name, files=files, data_dir=data_dir)
+    return miniature.write_miniature(CARD, folder, (llama, clip), states_of(tiny_modules(len(llama), len(clip))))
 
 
 write_narrow = write_miniature

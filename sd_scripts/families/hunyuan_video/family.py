@@ -6,27 +6,17 @@ from sd_scripts.families.common.family import (
     Blocks,
     Family,
     FileIdentity,
-    Saving,
     TextEncoding,
     blocks_named,
     blocks_of,
 )
-from sd_scripts.families.common.objective import flow_validation_timesteps
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.hunyuan_video.card import CARD
-from sd_scripts.families.hunyuan_video.load import LAYOUTS, place, problems
+from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LAYOUTS, problems
 from sd_scripts.families.hunyuan_video.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.hunyuan_video.objective import loss, metadata, step_inputs
+from sd_scripts.families.hunyuan_video.objective import loss, step_inputs
 from sd_scripts.families.hunyuan_video.sampling import prompt_captions, sample
-from sd_scripts.families.hunyuan_video.text import (
-    encode_text,
-    pad_text,
-    text_cache_fits,
-    text_cache_key,
-    text_limit,
-    tokenize,
-    trim_text,
-)
+from sd_scripts.families.hunyuan_video.text import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
 from sd_scripts.families.hunyuan_video.vae import LATENTS, encode_images
 
 FAMILY = HUNYUAN_VIDEO = Family(
@@ -35,7 +25,7 @@ FAMILY = HUNYUAN_VIDEO = Family(
         base_model_version="hunyuan_video",
         architecture=lambda components: "hunyuan-video",
         implementation="https://github.com/Tencent/HunyuanVideo",
-        lora_metadata=metadata,
+        lora_metadata=lambda settings, components: flow_metadata(settings, components, "guidance_scale"),
     ),
     text=TextEncoding(
         tokenize=tokenize,
@@ -43,28 +33,25 @@ FAMILY = HUNYUAN_VIDEO = Family(
         prompt_captions=prompt_captions,
         adapted=lambda settings: (True, True),
         cache_suffix="hunyuan_video_te",
-        cache_key=text_cache_key,
-        cache_fits=text_cache_fits,
-        limit=text_limit,
-        trim=trim_text,
+        cache_key=TEMPLATE.cache_key,
+        cache_fits=OUTPUTS.cache_fits,
+        limit=TEMPLATE.limit,
+        trim=OUTPUTS.trim,
         pad=pad_text,
     ),
     blocks=Blocks(
         title="HunyuanVideo",
-        denoiser=lambda hunyuan: [list(hunyuan.double_blocks), list(hunyuan.single_blocks)],  # type: ignore[arg-type]
+        denoiser=BLOCK_LISTS.of,
         graph_kinds=lambda hunyuan: {"MMDoubleStreamBlock": 1, "MMSingleStreamBlock": 1},
         text_encoder=blocks_named("LlamaDecoderLayer", "CLIPEncoderLayer"),
         vae=lambda vae: blocks_of(HunyuanVideoResnetBlockCausal3D)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
     problems=problems,
     encode_images=encode_images,
-    place=place,
-    checkpoint_gradients=checkpoint_gradients,
+    place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
-    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

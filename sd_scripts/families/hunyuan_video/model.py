@@ -7,8 +7,7 @@ and text and let them attend to each other; single blocks treat both alike.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,6 +34,7 @@ from sd_scripts.library.diffusion.dit_layers import (
     timestep_embedding,
     unpack_clip,
 )
+from sd_scripts.library.files.state_dicts import count
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
 
@@ -46,6 +46,8 @@ class HunyuanParams:
     """Sizes of a transformer. The defaults are HunyuanVideo T2V."""
 
     channels: int = 16
+    image_channels: int = 0
+    """Channels of the start image's latents, which follow the noisy ones; 0: it makes clips from text."""
     width: int = 3072
     heads: int = 24
     mlp_width: int = 12288
@@ -62,22 +64,20 @@ class HunyuanParams:
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> HunyuanParams:
         """Read the sizes from a checkpoint's shapes under official keys. Raises KeyError if a needed key is missing."""
-        width, channels = shapes["img_in.proj.weight"][:2]
+        width, inputs = shapes["img_in.proj.weight"][:2]
+        channels = shapes["final_layer.linear.weight"][0] // PATCH**2
         return cls(
             channels=channels,
+            image_channels=inputs - channels,
             width=width,
             heads=width // shapes["double_blocks.0.img_attn_q_norm.weight"][0],
             mlp_width=shapes["double_blocks.0.img_mlp.fc1.weight"][0],
             text_width=shapes["txt_in.input_embedder.weight"][1],
             pooled_width=shapes["vector_in.in_layer.weight"][1],
-            refiner_blocks=_count("txt_in.individual_token_refiner.blocks", shapes),
-            double_blocks=_count("double_blocks", shapes),
-            single_blocks=_count("single_blocks", shapes),
+            refiner_blocks=count(shapes, r"txt_in\.individual_token_refiner\.blocks\.\d+\.norm1\.weight"),
+            double_blocks=count(shapes, r"double_blocks\.\d+\.img_attn_q_norm\.weight"),
+            single_blocks=count(shapes, r"single_blocks\.\d+\.q_norm\.weight"),
         )
-
-
-def _count(blocks: str, keys: Iterable[str]) -> int:
-    return len({found[1] for key in keys if (found := re.match(rf"{re.escape(blocks)}\.(\d+)\.", key))})
 
 
 class PatchEmbed(nn.Module):
@@ -290,7 +290,7 @@ class HunyuanVideoTransformer(BlockTransformer):
     def __init__(self, params: HunyuanParams):
         super().__init__()
         self.params = params
-        self.img_in = PatchEmbed(params.channels, params.width)
+        self.img_in = PatchEmbed(params.channels + params.image_channels, params.width)
         self.txt_in = TokenRefiner(params)
         self.time_in = TimestepEmbedder(params.width)
         self.vector_in = VectorEmbedder(params.pooled_width, params.width)
@@ -314,8 +314,9 @@ class HunyuanVideoTransformer(BlockTransformer):
     ) -> Tensor:
         """Predict the velocity, noise - clip.
 
-        latents (B, 16, f, h, w), text (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,),
-        text_mask (B, T) bool, True where there is text, which padding follows -> (B, 16, f, h, w).
+        latents (B, 16, f, h, w), followed by the start image's 16 channels if the model reads them, text (B, T, 4096),
+        pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,), text_mask (B, T) bool, True where there is text,
+        which padding follows -> (B, 16, f, h, w).
         """
         dtype = self.dtype
         vec = self.time_in(timesteps, dtype) + self.guidance_in(guidance, dtype) + self.vector_in(pooled.to(dtype))

@@ -1,58 +1,62 @@
 """HunyuanVideo's training objective: flow matching, in which the model predicts the velocity from clip to noise."""
 
 import math
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, option_metadata
+from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
 from sd_scripts.families.hunyuan_video.text import MASK, POOLED, STATES
 from sd_scripts.library.diffusion.dit_layers import grid3d_of
-from sd_scripts.library.diffusion.flow_timesteps import loss_weights
-from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
-
-OBJECTIVE_METADATA = (
-    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale", "guidance_scale"),
-    *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
-)
 
 
 def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Return the inputs of flow matching for latents (B, 16, f, h, w), as flow_inputs does."""
-    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=math.prod(grid3d_of(latents)))
+    """Return the inputs of flow matching for latents (B, 16, f, h, w), as flow_inputs does, and start, the latents of
+    the first frame (B, 16, 1, h, w), which an image-to-video model reads."""
+    tokens = math.prod(grid3d_of(latents))
+    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=tokens) | {"start": latents[:, :, :1]}
 
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each sample (B,) float32."""
-    model, objective = inputs.model, settings[FlowOptions]
-    t = model["timesteps"]
-    velocity = predict(components.denoiser, model["noisy"], t, inputs.text, objective.guidance_scale)
-    loss_weight = model["loss_weight"] * loss_weights(t, objective.weighting_scheme)
-    return diffusion_loss(
-        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
-    )
+    model, guidance = inputs.model, settings[FlowOptions].guidance_scale
+    noisy, t = model["noisy"], model["timesteps"]
+    velocity = predict(components.denoiser, noisy, t, inputs.text, guidance, model["start"])
+    return flow_loss(velocity, model, settings)
+
+
+def reads_start(transformer: nn.Module) -> bool:
+    """Return whether the model makes clips from an image."""
+    return bool(cast(HunyuanVideoTransformer, transformer).params.image_channels)
 
 
 def predict(
-    transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor], guidance: float
+    transformer: nn.Module,
+    noisy: Tensor,
+    timesteps: Tensor,
+    text: dict[str, Tensor],
+    guidance: float,
+    start: Tensor | None = None,
 ) -> Tensor:
     """Predict the velocity, noise - clip, (B, 16, f, h, w) float32.
 
     noisy (B, 16, f, h, w), timesteps (B,) float32 in 0..1, text as returned by pad_text, guidance: embedded in the
-    model, which reads 1000 times its value.
+    model, which reads 1000 times its value; start (B, 16, 1, h, w): latents of the first frame, which a model that
+    makes clips from text alone does not read.
     """
+    if reads_start(transformer):
+        assert start is not None
+        later = noisy.shape[2] - 1
+        noisy = torch.cat((noisy, F.pad(start, (0, 0, 0, 0, 0, later))), dim=1)  # (B, 32, f, h, w)
     scales = torch.full_like(timesteps, guidance)
     velocity: Tensor = transformer(noisy, text[STATES], text[POOLED], timesteps, scales, text.get(MASK))
     return velocity.float()
-
-
-def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of HunyuanVideo have in addition to every family's."""
-    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

@@ -6,16 +6,24 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, euler_steps
-from sd_scripts.families.common.sampling import apply_guidance, eval_mode, length_of, make_generator, on_device
+from sd_scripts.families.common.sampling import (
+    apply_guidance,
+    control_pixels,
+    eval_mode,
+    length_of,
+    make_generator,
+    on_device,
+)
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
-from sd_scripts.families.hunyuan_video.objective import predict
-from sd_scripts.families.hunyuan_video.text import MASK, POOLED, pad_text
-from sd_scripts.families.hunyuan_video.vae import decode_latents, latent_shape
+from sd_scripts.families.hunyuan_video.objective import predict, reads_start
+from sd_scripts.families.hunyuan_video.text import OUTPUTS, pad_text
+from sd_scripts.families.hunyuan_video.vae import decode_latents, encode_images, latent_shape
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
@@ -50,34 +58,42 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
         shape = (1, *latent_shape(Extent(width, height, frames)))
         noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
         shift = prompt.flow_shift or (SHIFT if prompt.steps >= FEW else SHIFT_OF_FEW)
-        captions = captions_of(text, device, settings[CompileOptions])
+        start = _start_of(components, prompt, (width, height), settings)
+        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, device)]
         latents = euler_steps(
             noise,
             sampling_sigmas(prompt.steps, shift),
-            guided_velocity(transformer, captions, prompt),
+            guided_velocity(transformer, captions, prompt, start),
             lambda so_far: decoded(so_far[:, :, :PREVIEWED]),
         )
         return Media.of(decoded(latents), fps)
 
 
+def _start_of(components: Components, prompt: SamplePrompt, size: tuple[int, int], settings: Settings) -> Tensor | None:
+    """Return the latents (1, 16, 1, h, w) of the prompt's start image if the model reads them. Raises ValueError if it
+    does and there is none."""
+    if not reads_start(components.denoiser):
+        return None
+    if not prompt.start_image:
+        raise ValueError("image_path: SkyReels-V1 I2V makes clips from an image; name one with --i in the prompt")
+    only = SamplePrompt(control_images=(prompt.start_image,))
+    (pixels,) = control_pixels(only, size, control_rules(settings.values().get))
+    device = cast(HunyuanVideoTransformer, components.denoiser).device
+    with on_device(components.vae, device):
+        return encode_images(components, pixels[:, :, None])
+
+
 def guided_velocity(
-    transformer: HunyuanVideoTransformer, captions: list[dict[str, Tensor]], prompt: SamplePrompt
+    transformer: HunyuanVideoTransformer,
+    captions: list[dict[str, Tensor]],
+    prompt: SamplePrompt,
+    start: Tensor | None = None,
 ) -> Velocity:
     """Return a function that predicts the velocity. `captions`: the prompt, preceded by the negative one if there is
-    classifier-free guidance; they are read one at a time, since their lengths differ."""
+    classifier-free guidance; they are read one at a time, since their lengths differ. `start`: as in predict."""
 
     def velocity(latents: Tensor, t: Tensor) -> Tensor:
-        each = [predict(transformer, latents, t.expand(1), caption, prompt.guidance) for caption in captions]
+        each = [predict(transformer, latents, t.expand(1), caption, prompt.guidance, start) for caption in captions]
         return apply_guidance(torch.cat(each), prompt.scale)
 
     return velocity
-
-
-def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileOptions) -> list[dict[str, Tensor]]:
-    """Split the outputs of several captions into batches of one, padded only for compiled blocks."""
-    captions = []
-    for number, length in enumerate(text[MASK].sum(1).tolist()):
-        own = {name: each[number : number + 1].to(device) for name, each in text.items()}
-        cut = {name: each if name == POOLED else each[:, :length] for name, each in own.items()}
-        captions.append(pad_text(cut, options))
-    return captions

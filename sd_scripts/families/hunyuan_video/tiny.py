@@ -21,8 +21,7 @@ from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoT
 from sd_scripts.families.hunyuan_video.text import PREFIX
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
-from sd_scripts.library.files.safetensors_io import save_model
-from sd_scripts.testing import demo_images
+from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     Miniature,
     caption_words,
@@ -32,6 +31,7 @@ from sd_scripts.testing.miniature import (
     images,
     randomize,
     set_moments,
+    states_of,
     weaken_conditioning,
     without_attention,
 )
@@ -58,27 +58,12 @@ SHIFT, GUIDANCE = 7.0, 1.0
 SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
-def write_miniature(folder: Path) -> Miniature:
-    """Create the four files of a HunyuanVideo, tokenizers next to them, and captioned images: a few MB, in seconds."""
-    data_dir = demo_images.write_images(folder / "images")
-    transformer = folder / "miniature_hunyuan_video.safetensors"
+def write_miniature(folder: Path, params: HunyuanParams = PARAMS) -> Miniature:
+    """Create the four files of a HunyuanVideo, tokenizers next to them, and captioned images: a few MB, in seconds.
+    `params` may be those of an image-to-video model."""
     llama, clip = llama_tokenizer(), clip_tokenizer()
-    for name, tokenizer in {"tokenizer": llama, "tokenizer_2": clip}.items():
-        tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
-    modules = tiny_modules(len(llama), len(clip))
-    return Miniature(family=CARD.name, files=write_components(transformer, modules), data_dir=data_dir)
-
-
-def write_components(transformer: Path, modules: dict[str, nn.Module]) -> dict[str, Path]:
-    """Write the files of these modules by component, the transformer's and others next to it; return them by the
-    option that names each."""
-    files = {}
-    for component in CARD.files.components:
-        beside = transformer.with_name(f"{component.option}.safetensors")
-        files[component.option] = transformer if component.name == DENOISER else beside
-        state = modules[component.name].state_dict()
-        save_model(files[component.option], {component.prefixes[0] + key: each for key, each in state.items()}, {})
-    return files
+    modules = tiny_modules(len(llama), len(clip), params)
+    return miniature.write_miniature(CARD, folder, (llama, clip), states_of(modules))
 
 
 write_narrow = write_miniature
@@ -152,6 +137,7 @@ def _fit(transformer: HunyuanVideoTransformer, latents: Tensor, generator: torch
         guidance = torch.full((len(latents),), GUIDANCE)
 
         def run(noisy: Tensor) -> object:
-            return transformer(noisy[:, :, None], text, pooled, times, guidance)
+            start = noisy.new_zeros(len(noisy), transformer.params.image_channels, *noisy.shape[2:])
+            return transformer(torch.cat((noisy, start), dim=1)[:, :, None], text, pooled, times, guidance)
 
         fit_velocity(transformer.final_layer.linear, latents, noise, times, run)

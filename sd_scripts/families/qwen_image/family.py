@@ -3,23 +3,14 @@
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResidualBlock
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
-from sd_scripts.families.common.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_validation_timesteps
-from sd_scripts.families.common.placing import checkpoint_gradients
+from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
+from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.qwen_image.card import CARD
-from sd_scripts.families.qwen_image.load import LAYOUTS, place, problems
+from sd_scripts.families.qwen_image.load import BLOCK_LISTS, LAYOUTS, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.qwen_image.objective import loss, metadata, step_inputs
+from sd_scripts.families.qwen_image.objective import loss, step_inputs
 from sd_scripts.families.qwen_image.sampling import prompt_captions, sample, sample_batch
-from sd_scripts.families.qwen_image.text import (
-    encode_text,
-    pad_text,
-    text_cache_fits,
-    text_cache_key,
-    text_limit,
-    tokenize,
-    trim_text,
-)
+from sd_scripts.families.qwen_image.text import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
 from sd_scripts.families.qwen_image.vae import LATENTS, encode_images
 
 FAMILY = QWEN_IMAGE = Family(
@@ -28,7 +19,7 @@ FAMILY = QWEN_IMAGE = Family(
         base_model_version="qwen_image",
         architecture=lambda components: "Qwen-Image",
         implementation="https://github.com/QwenLM/Qwen-Image",
-        lora_metadata=metadata,
+        lora_metadata=flow_metadata,
     ),
     text=TextEncoding(
         tokenize=tokenize,
@@ -36,28 +27,25 @@ FAMILY = QWEN_IMAGE = Family(
         prompt_captions=prompt_captions,
         adapted=lambda settings: (True,),
         cache_suffix="qwen_image_te",
-        cache_key=text_cache_key,
-        cache_fits=text_cache_fits,
-        limit=text_limit,
-        trim=trim_text,
+        cache_key=TEMPLATE.cache_key,
+        cache_fits=OUTPUTS.cache_fits,
+        limit=TEMPLATE.limit,
+        trim=OUTPUTS.trim,
         pad=pad_text,
     ),
     blocks=Blocks(
         title="Qwen-Image",
-        denoiser=lambda transformer: [list(transformer.transformer_blocks)],  # type: ignore[arg-type]
+        denoiser=BLOCK_LISTS.of,
         graph_kinds=lambda transformer: {"QwenImageTransformerBlock": 1},
         text_encoder=blocks_of(Qwen2_5_VLDecoderLayer),
         vae=lambda vae: blocks_of(QwenImageResidualBlock)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
     problems=problems,
     encode_images=encode_images,
-    place=place,
-    checkpoint_gradients=checkpoint_gradients,
+    place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
-    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

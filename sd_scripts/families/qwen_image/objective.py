@@ -7,24 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, option_metadata
+from sd_scripts.families.common.objective import flow_inputs, flow_loss
 from sd_scripts.families.qwen_image.text import MASK, STATES
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
-from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, loss_weights, shift_of, shifted
-from sd_scripts.library.diffusion.losses import diffusion_loss
+from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, shift_of, shifted
 from sd_scripts.library.diffusion.noise import normal
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
 
 MAX_TOKENS, MAX_SHIFT = 8192, 0.9
 """Logarithm of the shift for an image of this many tokens; less for smaller ones."""
 RARE, RARE_MEAN = 0.05, 5.36
 """qinglong_qwen: the share of images whose timesteps come from logsnr instead, and its mean: hardly any noise."""
-OBJECTIVE_METADATA = (
-    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale"),
-    *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
-)
 
 
 def qwen_shift(tokens: int) -> float:
@@ -62,12 +56,8 @@ step_inputs = partial(flow_inputs, draw=draw_timesteps)
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each image (B,) float32."""
     model = inputs.model
-    noisy, t = model["noisy"], model["timesteps"]
-    velocity = predict(components.denoiser, noisy, t, inputs.text, inputs.controls)
-    loss_weight = model["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
-    return diffusion_loss(
-        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
-    )
+    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, inputs.controls)
+    return flow_loss(velocity, model, settings)
 
 
 def predict(
@@ -83,8 +73,3 @@ def predict(
     grid, *others = (grid_of(image) for image in images)
     velocity = transformer(tokens, text[STATES], timesteps, grid, text.get(MASK), tuple(others))
     return unpack(velocity, grid).float()
-
-
-def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of Qwen-Image have in addition to every family's."""
-    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

@@ -16,7 +16,7 @@ from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
-from sd_scripts.families.qwen_image.text import MASK, pad_text
+from sd_scripts.families.qwen_image.text import OUTPUTS, pad_text
 from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import PATCH, grid_of
 from sd_scripts.library.diffusion.flow_timesteps import shifted
@@ -38,11 +38,12 @@ def sample_batch(
     prompt = prompts[0]
     images = len(prompts)
     transformer = cast(QwenImageTransformer, components.denoiser)
+    options = settings[CompileOptions]
 
     def velocity_of(control_latents: list[Tensor]) -> Velocity:
         captions = [
-            {name: each.expand(images, *each.shape[1:]) for name, each in caption.items()}
-            for caption in captions_of(text, transformer.device, settings[CompileOptions])
+            {name: each.expand(images, *each.shape[1:]) for name, each in pad_text(caption, options).items()}
+            for caption in OUTPUTS.each(text, transformer.device)
         ]
         controls = [each.expand(images, -1, -1, -1) for each in control_latents]
         return guided_velocity(partial(predict, transformer, controls=controls), captions, prompt.scale)
@@ -61,14 +62,6 @@ def sample_batch(
 
 sample = one_of(sample_batch)
 prompt_captions = partial(common_captions, unset=NOTHING)
-
-
-def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileOptions) -> list[dict[str, Tensor]]:
-    """Split the outputs of several captions, (B, T, ...), into batches of one, padded only for compiled blocks."""
-    return [
-        pad_text({name: each[number : number + 1, :length].to(device) for name, each in text.items()}, options)
-        for number, length in enumerate(text[MASK].sum(1).tolist())
-    ]
 
 
 def sampling_sigmas(steps: int, tokens: int) -> Tensor:

@@ -14,14 +14,14 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Q
 
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.qwen_image import keys
+from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import qwen_shift
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
-from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
-from sd_scripts.testing import demo_images
+from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     Miniature,
     caption_words,
@@ -29,6 +29,7 @@ from sd_scripts.testing.miniature import (
     images,
     randomize,
     set_moments,
+    states_of,
     weaken_conditioning,
     without_attention,
 )
@@ -62,19 +63,8 @@ TEMPLATE_WORDS = ("system", "user", "assistant")
 def write_miniature(folder: Path) -> Miniature:
     """Create the three files of a Qwen-Image, the tokenizer next to them, and captioned images: a few MB, in
     seconds."""
-    data_dir = demo_images.write_images(folder / "images")
-    transformer = folder / "miniature_qwen_image.safetensors"
     tokenizer = qwen_tokenizer()
-    tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / "tokenizer")
-    modules = tiny_modules(len(tokenizer))
-    files = {
-        "pretrained_model_name_or_path": transformer,
-        "text_encoder": folder / "text_encoder.safetensors",
-        "vae": folder / "vae.safetensors",
-    }
-    for name, file in zip((DENOISER, "text_encoder1", VAE), files.values(), strict=True):
-        save_model(file, modules[name].state_dict(), {})
-    return Miniature(family="qwen_image", files=files, data_dir=data_dir)
+    return miniature.write_miniature(CARD, folder, (tokenizer,), states_of(tiny_modules(len(tokenizer))))
 
 
 write_narrow = write_miniature

@@ -1,8 +1,7 @@
 """Tokenize captions with the control images that they are about, and encode both with Qwen2.5-VL."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.data.sources.seen_files import stamps_of
+from sd_scripts.families.common.encoders.captions import with_images
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
 from sd_scripts.families.qwen_image import text as base
@@ -137,9 +136,4 @@ def text_cache_key(components: Components, options: TextOptions) -> tuple[object
 
 def prompt_captions(prompt: SamplePrompt) -> list[Caption]:
     """Return the captions of Qwen-Image with the prompt's current control images."""
-    captions = base_sampling.prompt_captions(prompt)
-    if not prompt.control_images:
-        return captions
-    images = tuple(Path(name).expanduser() for name in prompt.control_images)
-    now = tuple(sorted(stamps_of(images).items()))
-    return [replace(caption, images=images, version=now) for caption in captions]
+    return with_images(base_sampling.prompt_captions(prompt), prompt.control_images)

@@ -6,13 +6,10 @@ from sd_scripts.families.common.family import (
     Blocks,
     Family,
     FileIdentity,
-    Saving,
     TextEncoding,
     blocks_named,
     blocks_of,
 )
-from sd_scripts.families.common.objective import flow_validation_timesteps
-from sd_scripts.families.common.placing import checkpoint_gradients
 from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import CONDITIONS
 from sd_scripts.families.wan.experts import prepare
@@ -58,7 +55,6 @@ FAMILY = WAN = Family(
         text_encoder=blocks_named("UMT5Block"),
         vae=lambda vae: blocks_of(WanResidualBlock)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
@@ -66,9 +62,7 @@ FAMILY = WAN = Family(
     encode_images=encode_images,
     conditions=CONDITIONS,
     place=place,
-    checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,
-    validation_timesteps=flow_validation_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

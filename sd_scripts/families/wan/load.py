@@ -14,8 +14,8 @@ from sd_scripts.families.common.encoders.causal_vae import LEVELS, vae_config, v
 from sd_scripts.families.common.encoders.outlines import UMT5EncoderOutline
 from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config
 from sd_scripts.families.common.layouts import Layout, make_text_encoder
-from sd_scripts.families.common.network_problems import network_problems
 from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
+from sd_scripts.families.common.problems import network_problems
 from sd_scripts.families.wan import keys, lora
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER

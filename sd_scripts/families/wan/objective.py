@@ -7,20 +7,11 @@ from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, option_metadata
+from sd_scripts.families.common.objective import flow_inputs, flow_loss, flow_metadata
 from sd_scripts.families.wan.conditions import CONDITION, FEATURES
 from sd_scripts.families.wan.experts import expert_metadata
 from sd_scripts.families.wan.text import STATES
-from sd_scripts.library.diffusion.flow_timesteps import loss_weights
-from sd_scripts.library.diffusion.losses import diffusion_loss
-from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.settings.settings import Settings
-
-OBJECTIVE_METADATA = (
-    *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale", "preserve_distribution_shape"),
-    *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
-)
 
 
 def step_inputs(
@@ -35,12 +26,8 @@ def step_inputs(
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each clip (B,) float32."""
     model = inputs.model
-    t = model["timesteps"]
-    velocity = predict(components.denoiser, model["noisy"], t, inputs.text, model)
-    loss_weight = model["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
-    return diffusion_loss(
-        velocity, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
-    )
+    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, model)
+    return flow_loss(velocity, model, settings)
 
 
 def predict(
@@ -63,4 +50,4 @@ def predict(
 
 def metadata(settings: Settings, components: Components) -> dict[str, str]:
     """Return the metadata that LoRA files of Wan have in addition to every family's."""
-    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA) | expert_metadata(components)
+    return flow_metadata(settings, components, "preserve_distribution_shape") | expert_metadata(components)

@@ -26,8 +26,12 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         "File with more prompts, as sample_prompts of training: .txt with one per line, .toml or .json."
     )
     negative_prompt: str = option("", "What to avoid, unless the prompt sets it (--n). Needs a scale above 1.")
-    width: int = option(1024, "Width in pixels, unless the prompt sets it (--w).", within=(64, 8192))
-    height: int = option(1024, "Height in pixels, unless the prompt sets it (--h).", within=(64, 8192))
+    width: int | None = optional(
+        "Width in pixels, unless the prompt sets it (--w). Default: 1024, or a video model's.", within=(64, 8192)
+    )
+    height: int | None = optional(
+        "Height in pixels, unless the prompt sets it (--h). Default: 1024, or a video model's.", within=(64, 8192)
+    )
     frames: int | None = optional(
         "Frames of a clip, unless the prompt sets them (--f); 1 is an image. Default: the family's.",
         within=(1, MAX_FRAMES),

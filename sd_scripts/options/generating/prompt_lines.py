@@ -176,11 +176,11 @@ class PromptFile:
         sentence each."""
         if self.unreadable:
             return [self.unreadable]
-        return [self._about(entry, why) for entry in self.entries for why in _problems(entry.keys, capabilities)]
+        return [self.about(entry, why) for entry in self.entries for why in _problems(entry.keys, capabilities)]
 
     def remarks(self) -> list[str]:
         """Return a message for everything that has no effect, or an unexpected one."""
-        return [self._about(entry, what) for entry in self.entries for what in entry.dropped]
+        return [self.about(entry, what) for entry in self.entries for what in entry.dropped]
 
     def prompts(self, defaults: SamplePrompt) -> list[SamplePrompt]:
         """Return all prompts; `defaults` fills in values that a prompt does not set. Raises ValueError naming
@@ -189,10 +189,11 @@ class PromptFile:
             raise ValueError(self.unreadable)
         for entry in self.entries:
             if why := next(_problems(entry.keys), None):
-                raise ValueError(self._about(entry, why))
+                raise ValueError(self.about(entry, why))
         return [_filled(entry.keys, defaults) for entry in self.entries]
 
-    def _about(self, entry: Entry, sentence: str) -> str:
+    def about(self, entry: Entry, sentence: str) -> str:
+        """Return a sentence about an entry with its place in the file."""
         return f"sample_prompts: '{self.path}', {entry.place}: {sentence}"
 
 

@@ -14,6 +14,7 @@ from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.clips.mp4 import MP4, first_frame, read_frames, write_mp4
 from sd_scripts.formats.clips.mp4_header import read_mp4_header
 from sd_scripts.formats.disk import saving
+from sd_scripts.formats.words import some
 
 MOST_SIDE = 12_000
 """Pixels of the longer side of the grid."""
@@ -43,20 +44,31 @@ def write_grid(path: Path, comparison: Mapping[str, Any]) -> None:
 
 
 def write_grid_clip(path: Path, comparison: Mapping[str, Any]) -> bool:
-    """Write the clips of a comparison into one that plays them together; return whether there is one: all of them must
-    have the same number of frames and frames per second. Raises OSError, one sentence."""
+    """Write the clips of a comparison into one that plays them together; return False if all are images. Raises
+    ValueError, one sentence, if they cannot play together, and OSError."""
     layout = GridLayout(comparison, MOST_CLIP_SIDE)
-    clips = list(layout.files(path.parent))
-    if not 0 < len(clips) <= MOST_CLIPS or not all(file.suffix == MP4 for _, file in clips):
+    files = list(layout.files(path.parent))
+    clips = [file for _, file in files if file.suffix == MP4]
+    if not clips:
         return False
-    lengths = {(header.frames, header.fps) for header in (read_mp4_header(file) for _, file in clips)}
-    if len(lengths) > 1:
-        return False
-    ((_, fps),) = lengths
+    if why := _why_apart(clips, len(files)):
+        raise ValueError(f"Not available as one clip: {why}")
+    fps = read_mp4_header(clips[0]).fps
     with saving(path), atomic_file(path) as part, contextlib.ExitStack() as opened:
-        readers = [(cell, opened.enter_context(closing(read_frames(file)))) for cell, file in clips]
+        readers = [(cell, opened.enter_context(closing(read_frames(file)))) for cell, file in files]
         write_mp4(part, layout.frames(readers), fps)
     return True
+
+
+def _why_apart(clips: Sequence[Path], count: int) -> str:
+    """Return why the clips of a grid of `count` images and clips cannot play together; empty if they can."""
+    if len(clips) < count:
+        return "some prompts are single images"
+    if len(clips) > MOST_CLIPS:
+        return f"there are {len(clips)}, and at most {MOST_CLIPS} can play together"
+    headers = [read_mp4_header(clip) for clip in clips]
+    lengths = dict.fromkeys(f"{header.frames} frames at {header.fps:g} fps" for header in headers)
+    return f"the clips differ in length: {some(list(lengths))}" if len(lengths) > 1 else ""
 
 
 def draw_grid(folder: Path, comparison: Mapping[str, Any]) -> Image.Image:

@@ -93,10 +93,17 @@ class Comparison:
             self._reporter.phase("drawing the grid")
             write_grid(self._folder / GRID, self._result)
             self._result["grid"] = GRID
-            if write_grid_clip(self._folder / GRID_CLIP, self._result):
-                self._result["grid_clip"] = GRID_CLIP
+            self._write_grid_clip()
         self._write()
         return self._folder / RESULT
+
+    def _write_grid_clip(self) -> None:
+        try:
+            if write_grid_clip(self._folder / GRID_CLIP, self._result):
+                self._result["grid_clip"] = GRID_CLIP
+        except ValueError as error:
+            self._result["no_grid_clip"] = str(error)
+            self._reporter.print_warning(str(error))
 
     def close(self) -> None:
         self._worker.close()
@@ -190,6 +197,7 @@ class Comparison:
             "best": None,
             "grid": None,
             "grid_clip": None,
+            "no_grid_clip": "",
             "measured": measured,
         }
 

@@ -22,7 +22,7 @@ from sd_scripts.families.common.quantizing import can_be_quantized
 from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.family import FLUX
-from sd_scripts.families.flux.load import LAYOUTS, T5_LINEAR, max_blocks_to_swap, place
+from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, T5_LINEAR
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.objective import predict
 from sd_scripts.families.flux.text import encode_text
@@ -370,7 +370,7 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
         for name, layer in layers.items():
             assert layer.weight.dtype == E4M3
             _same({name: dequantized(layer)}, {name: weights[f"{name}.weight"]})
-    place(held, placement_of(flux_settings(fp8_base=True)), CPU)
+    BLOCK_LISTS.place(held, placement_of(flux_settings(fp8_base=True)), CPU)
     ids = {0: {"ids": torch.tensor([[3, 4]])}, 1: {"ids": torch.tensor([[3, 4, 1]]), "mask": torch.ones(1, 3).long()}}
     with torch.no_grad():
         texts = [encode_text(components, ids) for components in (held, wide)]
@@ -388,7 +388,7 @@ def test_weights_are_quantized_one_by_one_from_the_dtype_of_their_file(files: di
     held, plain = (load(flux_settings(**files, fp8_base=on), torch.bfloat16).denoiser for on in (True, False))
     assert held.double_blocks[0].img_attn.qkv.weight.dtype == torch.float32
     for denoiser in (held, plain):
-        place(
+        BLOCK_LISTS.place(
             Components(denoiser=denoiser, vae=nn.Module(), text_encoders=[], tokenizers=[], source=""),
             placement_of(fp8),
             CPU,
@@ -549,7 +549,7 @@ def test_unsupported_options_are_reported_before_the_model_is_loaded(
     files: dict[str, str], transformer: State, tmp_path: Path
 ) -> None:
     double, single = SHAPE.double_blocks, SHAPE.single_blocks
-    most = max_blocks_to_swap(double, single)
+    most = BLOCK_LISTS.most(double, single)
     assert FLUX.check(flux_settings(**files, blocks_to_swap=most)) == []
     assert FLUX.check(flux_settings(**files, blocks_to_swap=most + 1)) == [
         f"blocks_to_swap: {most + 1} exceeds {most}, the most that a model with {double} double and {single} single "

@@ -20,7 +20,7 @@ from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.flux.card.options import FluxNetworkOptions
 from sd_scripts.families.flux.keys import bfl_key, diffusers_modules
-from sd_scripts.families.flux.load import place
+from sd_scripts.families.flux.load import BLOCK_LISTS
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library.diffusion.dit_layers import rope_widths
@@ -620,7 +620,7 @@ def placed(swap: int, quantized: str, *args: str) -> tuple[FluxTransformer, Adap
     model = FluxTransformer(replace(SHAPE, double_blocks=5, single_blocks=8)).requires_grad_(False)
     components = Components(denoiser=model, vae=nn.Module(), text_encoders=[], tokenizers=[], source="random")
     settings = Settings(FLUX_LORA, {"quantize_base": quantized, "blocks_to_swap": swap})
-    place(components, placement_of(settings), torch.device("cpu"))
+    BLOCK_LISTS.place(components, placement_of(settings), torch.device("cpu"))
     return model, make(model, *args)
 
 

@@ -1,6 +1,7 @@
 """HunyuanVideo's mathematics, keys, captions and samples against diffusers and transformers, at tiny size."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,20 @@ from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.hunyuan_video.family import HUNYUAN_VIDEO
 from sd_scripts.families.hunyuan_video.full_size import modules as full_size_modules
-from sd_scripts.families.hunyuan_video.load import LLM, max_blocks_to_swap
+from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LLM
 from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer
+from sd_scripts.families.hunyuan_video.objective import predict
 from sd_scripts.families.hunyuan_video.sampling import SHIFT, sample
 from sd_scripts.families.hunyuan_video.text import (
     MASK,
+    OUTPUTS,
     POOLED,
     PREFIX,
     STATES,
-    SUFFIX,
+    TEMPLATE,
     encode_text,
     pad_text,
-    text_limit,
     tokenize,
-    trim_text,
 )
 from sd_scripts.families.hunyuan_video.tiny import tiny_encoders
 from sd_scripts.families.hunyuan_video.vae import encode_images, latent_shape
@@ -62,6 +63,12 @@ PARAMS = HunyuanParams(
     double_blocks=2,
     single_blocks=2,
 )
+CONFIG: dict[str, Any] = {
+    **{"in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 32},
+    **{"num_layers": 2, "num_single_layers": 2, "text_embed_dim": 24, "pooled_projection_dim": 16},
+    "rope_axes_dim": (4, 14, 14),
+}
+"""The same for diffusers' class."""
 CAPTIONS = ["a red circle on a white background", "", "red " * 300]
 
 
@@ -82,17 +89,7 @@ def expanded(layout: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def reference() -> Any:
     """diffusers' transformer, whose layers all matter."""
     torch.manual_seed(0)
-    theirs: Any = HunyuanVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=32,
-        num_layers=2,
-        num_single_layers=2,
-        text_embed_dim=24,
-        pooled_projection_dim=16,
-        rope_axes_dim=(4, 14, 14),
-    )
+    theirs: Any = HunyuanVideoTransformer3DModel(**CONFIG)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_(std=0.1)
@@ -133,7 +130,7 @@ def test_at_full_size_it_has_the_tensors_of_the_official_file_and_of_diffusers()
         REFERENCE["vae"]["keys"],
         REFERENCE["vae"]["params"],
     )
-    assert max_blocks_to_swap(20, 40) == MEMORY.most_swapped
+    assert BLOCK_LISTS.most(20, 40) == MEMORY.most_swapped
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 5e-6), (torch.bfloat16, 0.05)], ids=["fp32", "bf16"])
@@ -155,6 +152,29 @@ def test_the_velocity_equals_diffusers(ours: Any, reference: Any, dtype: torch.d
     assert (found - expected).abs().max() < bound
     assert (short - expected[1:]).abs().max() < bound, "a single caption is read without padding and mask"
     assert expected.std() > 0.3
+
+
+def test_an_image_to_video_model_reads_the_start_image_as_diffusers_pipeline_gives_it() -> None:
+    """SkyReels-V1: the latents of the image follow the noisy ones, and zeros stand for all frames but the first."""
+    torch.manual_seed(0)
+    theirs: Any = HunyuanVideoTransformer3DModel(**{**CONFIG, "in_channels": 8}).eval()
+    noisy, start = torch.randn(2, 4, 3, 6, 10), torch.randn(2, 4, 1, 6, 10)
+    text = {STATES: torch.randn(2, 9, 24), POOLED: torch.randn(2, 16), MASK: torch.ones(2, 9, dtype=torch.bool)}
+    times = torch.tensor([0.25, 0.75])
+    state = keys.from_diffusers({key: each.clone() for key, each in theirs.state_dict().items()})
+    params = HunyuanParams.of({key: tuple(each.shape) for key, each in state.items()})
+    assert params == replace(PARAMS, image_channels=4)
+    transformer = HunyuanVideoTransformer(params).eval()
+    transformer.load_state_dict(state)
+    padded = torch.cat((start, torch.zeros(2, 4, 2, 6, 10)), dim=2)
+    with torch.no_grad():
+        (expected,) = theirs(
+            *(torch.cat((noisy, padded), dim=1), 1000 * times, text[STATES], text[MASK], text[POOLED]),
+            *(torch.full((2,), 1000.0),),
+            return_dict=False,
+        )
+        found = predict(transformer, noisy, times, text, 1.0, start)
+    assert (found - expected).abs().max() < 5e-6
 
 
 def test_a_lora_adapts_the_layers_of_musubi_tuner_under_its_names() -> None:
@@ -210,7 +230,7 @@ def test_the_vae_equals_diffusers_that_reads_whole_clips(components: Components)
 
 
 def test_text_is_the_third_hidden_state_from_the_end_after_the_template(components: Components) -> None:
-    assert f"{PREFIX}{{}}{SUFFIX}" == REFERENCE["template"]
+    assert TEMPLATE.around("{}") == REFERENCE["template"]
     options = TextOptions.of(settings_of())
     tokens_of = tokenize(components, [Caption(text) for text in CAPTIONS], options)
     llama, clip = components.tokenizers
@@ -220,20 +240,20 @@ def test_text_is_the_third_hidden_state_from_the_end_after_the_template(componen
     with torch.no_grad():
         found = encode_text(components, tokens_of)
         for number, text in enumerate(CAPTIONS[:2]):
-            ids = llama(f"{PREFIX}{text}{SUFFIX}", return_tensors="pt").input_ids
+            ids = llama(TEMPLATE.around(text), return_tensors="pt").input_ids
             states = whole(ids, output_hidden_states=True).hidden_states[-3][0, len(llama(PREFIX).input_ids) :]
-            own = trim_text({name: each[number] for name, each in found.items()})
+            own = OUTPUTS.trim({name: each[number] for name, each in found.items()})
             assert torch.allclose(own[STATES], states, atol=1e-5)
     assert found[MASK].sum(1).tolist() == [len(states_of) for states_of in _lengths(llama)]
     assert found[POOLED].shape == (3, 64)
-    assert (limit := text_limit(components, options)).tokens == 256
+    assert (limit := TEMPLATE.limit(components, options)).tokens == 256
     assert limit.count is not None
     assert limit.count(["a"])[0] == 2
 
 
 def _lengths(llama: Any) -> list[list[int]]:
     prefix = len(llama(PREFIX).input_ids)
-    return [llama(f"{PREFIX}{text}{SUFFIX}").input_ids[prefix : prefix + 256] for text in CAPTIONS]
+    return [llama(TEMPLATE.around(text)).input_ids[prefix : prefix + 256] for text in CAPTIONS]
 
 
 def test_captions_are_padded_for_compiled_blocks_alone() -> None:
@@ -297,6 +317,7 @@ def test_files_are_recognised_and_relatives_refused(hunyuan_video_miniature: Any
     shapes = dict(read_header(hunyuan_video_miniature.checkpoint).shapes)
     for change, expected in (
         ({"img_in.proj.weight": (64, 33, 1, 2, 2)}, (None, "HunyuanVideo I2V")),
+        ({"img_in.proj.weight": (64, 32, 1, 2, 2)}, (CARD.name, "SkyReels-V1 I2V")),
         ({"byt5_in.fc1.weight": (4, 4)}, (None, "HunyuanVideo 1.5")),
     ):
         assert recognise(Header(metadata={}, shapes=shapes | change, dtypes={})) == expected

@@ -24,7 +24,6 @@ from sd_scripts.families.qwen_image.lora import TRANSFORMER
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import draw_timesteps, loss, predict, qwen_shift, step_inputs
 from sd_scripts.families.qwen_image.sampling import (
-    captions_of,
     guided_velocity,
     prompt_captions,
     sample,
@@ -32,13 +31,13 @@ from sd_scripts.families.qwen_image.sampling import (
 )
 from sd_scripts.families.qwen_image.text import (
     MASK,
+    OUTPUTS,
     STATES,
     STEP,
+    TEMPLATE,
     encode_text,
     pad_text,
-    text_limit,
     tokenize,
-    trim_text,
 )
 from sd_scripts.families.qwen_image.tiny import AUTOENCODER, PARAMS, qwen_tokenizer, tiny_modules
 from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
@@ -260,7 +259,9 @@ def test_captions_are_encoded_as_in_diffusers(components: Components, modules: d
 def test_captions_are_truncated_at_1024_tokens(components: Components) -> None:
     tokens = tokenize(components, [Caption("circle " * 2000)], TextOptions.of(settings_of()))
     assert encode_text(components, tokens)[STATES].shape[1] == 1024
-    remark = text_limit(components, TextOptions.of(settings_of())).prompt_remark(["circle " * 200, "circle " * 2000])
+    remark = TEMPLATE.limit(components, TextOptions.of(settings_of())).prompt_remark(
+        ["circle " * 200, "circle " * 2000]
+    )
     assert remark is not None
     assert remark.startswith(f"1 of 2 prompts is longer than 1024 tokens and is cut: '{'circle ' * 8}circ...' (")
 
@@ -273,7 +274,7 @@ def test_in_compiled_runs_captions_of_different_lengths_have_one_shape(component
     }
     assert shapes == {STEP}
     text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings_of())))
-    rows = [trim_text({name: tensor[row] for name, tensor in text.items()}) for row in range(len(CAPTIONS))]
+    rows = [OUTPUTS.trim({name: tensor[row] for name, tensor in text.items()}) for row in range(len(CAPTIONS))]
     assert len({len(row[STATES]) for row in rows}) == len(CAPTIONS)
     for row in rows:
         one = {name: tensor[None] for name, tensor in row.items()}
@@ -333,7 +334,7 @@ def test_samples_are_denoised_as_in_diffusers(
     prompt = SamplePrompt(prompt="a red circle", negative_prompt=negative, scale=scale)
     noise = torch.randn(1, 16, 8, 10, generator=torch.Generator().manual_seed(1))
     text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings_of())))
-    captions = captions_of(text, torch.device("cpu"), CompileOptions())
+    captions = [pad_text(each, CompileOptions()) for each in OUTPUTS.each(text, torch.device("cpu"))]
     velocity = guided_velocity(partial(predict, components.denoiser), captions, scale)
     ours = euler_steps(noise, sampling_sigmas(4, 4 * 5), velocity, torch.clone)
     theirs = pipeline_of(components, modules[TEXT_ENCODER])(

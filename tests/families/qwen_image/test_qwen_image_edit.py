@@ -20,7 +20,7 @@ from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.sampling import sample
-from sd_scripts.families.qwen_image.text import MASK, STATES, STEP, trim_text
+from sd_scripts.families.qwen_image.text import MASK, OUTPUTS, STATES, STEP
 from sd_scripts.families.qwen_image.tiny import PARAMS, qwen_tokenizer, tiny_modules
 from sd_scripts.families.qwen_image_edit import text as edit_text
 from sd_scripts.families.qwen_image_edit.card import CARD, EDIT, EDIT_PLUS, TRANSFORMER
@@ -157,7 +157,7 @@ def test_captions_and_images_are_encoded_as_in_diffusers(
     ]
     for row, caption in enumerate(captions):
         expected, _ = pipeline.encode_prompt(caption, image=shown if plus else shown[0], device="cpu")
-        found = trim_text({name: tensor[row] for name, tensor in ours.items()})
+        found = OUTPUTS.trim({name: tensor[row] for name, tensor in ours.items()})
         torch.testing.assert_close(found[STATES], expected[0], rtol=1e-3, atol=1e-4)
     length = len(components.tokenizers[0]("a red circle<|im_end|>\n<|im_start|>assistant\n").input_ids)
     assert ours[MASK].sum(1)[2] == length < ours[MASK].sum(1)[0]

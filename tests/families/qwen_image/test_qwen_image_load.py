@@ -18,7 +18,7 @@ from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.qwen_image.card import CARD, ENCODERS
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
-from sd_scripts.families.qwen_image.load import place
+from sd_scripts.families.qwen_image.load import BLOCK_LISTS
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX, encode_text, tokenize
@@ -192,7 +192,7 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
     for whole, kept in ((wide.denoiser, held.denoiser), (wide.text_encoders[0], held.text_encoders[0])):
         assert {p.dtype for p in whole.parameters()} == {torch.float32}
         assert E4M3 in {p.dtype for p in kept.parameters()}
-    place(held, placement_of(settings_of(fp8_base=True)), torch.device("cpu"))
+    BLOCK_LISTS.place(held, placement_of(settings_of(fp8_base=True)), torch.device("cpu"))
     layers = {name: layer for name, layer in held.denoiser.named_modules() if isinstance(layer, QuantizedLinear)}
     assert len(layers) == 14 * PARAMS.blocks
     weights = wide.denoiser.state_dict()
@@ -212,7 +212,7 @@ def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
 
 def test_with_fp8_compute_alone_modulations_keep_the_dtype_of_the_run(files: dict[str, str]) -> None:
     held = load(files, torch.bfloat16, fp8_compute=True, mixed_precision="bf16")
-    place(held, placement_of(settings_of(fp8_compute=True)), torch.device("cpu"))
+    BLOCK_LISTS.place(held, placement_of(settings_of(fp8_compute=True)), torch.device("cpu"))
     kinds = {name.split(".", 2)[2] for name, m in held.denoiser.named_modules() if isinstance(m, QuantizedLinear)}
     assert len(kinds) == 12
     assert not any("_mod." in kind for kind in kinds)

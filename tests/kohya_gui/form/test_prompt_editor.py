@@ -1,21 +1,26 @@
 """The prompts of samples are edited in the page, and their descriptions match the training."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 import pytest
 from gradio.components import FormComponent
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.controls import Form
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.form.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, routes, saved_text
+from kohya_gui.form.prompt_media import PromptMedia
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.generating.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompt_file
+from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.family_options import each_option
@@ -200,6 +205,9 @@ def test_each_prompt_is_described_in_words():
         ("a --w 1000", "flux", "1000 × 512 becomes 992 × 512: sides are multiples of 16"),
         ("a --h 8", "sdxl", "512 × 8 becomes 512 × 64"),
         ("a --ss best", "sdxl", "unknown sampler best"),
+        ("a", "framepack", "without a start image (--i), the clip begins with a grey image"),
+        ("a --f 1", "framepack", "without a control image (--ci), the image is made from the text alone"),
+        ("a --i /gone.png", "framepack", "--i: file not found: &#x27;/gone.png&#x27;"),
     ],
 )
 def test_likely_mistakes_are_reported(line, family, why):
@@ -220,9 +228,10 @@ def test_every_option_of_the_family_can_be_added():
         assert option.match(f"{option.letters} {option.example}")
 
 
-def test_the_page_checks_while_typing():
+def test_the_page_checks_while_typing(tmp_path):
     options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
-    client = TestClient(Starlette(routes=routes({"lora": FieldLinks("lora", options)})))
+    queue, links = RunQueue(RunStore(tmp_path / "runs.sqlite")), {"lora": FieldLinks("lora", options)}
+    client = TestClient(Starlette(routes=routes(queue, EVERYWHERE, links)))
     asked = {"tab": "lora", "text": "a cat --w 64", "file": "", "family": "sdxl", "sampler": "ddim"}
     answer = client.post("/studio/prompts", json=asked).json()
     assert "64 × 512" in answer["check"]
@@ -237,3 +246,42 @@ def test_the_page_checks_while_typing():
         assert client.post("/studio/prompts", json=wrong).status_code == 400
     for body in (b"{", b"[" * 100_000, b"\xff"):
         assert client.post("/studio/prompts", content=body).status_code == 400
+
+
+def test_a_prompt_is_shown_with_its_newest_sample_and_its_images(tmp_path):
+    queue, allowed = RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / "allowed"
+    for family, name, samples in (
+        ("framepack", "older", [("a cat", 1, "cat.mp4")]),
+        ("framepack", "newer", [("a cat", 1, "cat.mp4"), ("a cat", 1, "cat.mp4"), ("<b>", None, "b.png")]),
+        ("wan", "other", [("a cat", 1, "cat.mp4")]),
+        ("framepack", "odd", [(["a cat"], [1], "cat.mp4"), ("a dog", 1, "gone.png")]),
+    ):
+        run = new_run_folder(tmp_path / "runs", name)
+        log = run.log()
+        for step, (prompt, seed, file) in enumerate(samples, 1):
+            log("sample", step=step, path=str(tmp_path / file), prompt=prompt, seed=seed)
+        log.close()
+        queue.store.add(run, name=name, family=family, state="finished")
+    for path in (allowed / "first one.png", tmp_path / "outside.png"):
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    (allowed / "broken.png").write_text("no image")
+    for sample in ("cat.mp4", "b.png"):
+        (tmp_path / sample).touch()
+    media = PromptMedia(card_of("framepack"), queue, AllowedPaths.within([allowed]))
+    cat = media.html(SamplePrompt(prompt="a cat", seed=1, start_image=f"{allowed}/first one.png"))
+    assert re.findall(r'src="([^"]*)"', cat) == [
+        "studio/run/2/sample/1",
+        f"studio/generate/control?path={quote(f'{allowed}/first one.png', safe='')}",
+    ]
+    assert "<video" in cat
+    assert 'title="Sample at step 2 of newer"' in cat
+    assert 'title="Start image: first one.png"' in cat
+    assert "<img" in media.html(SamplePrompt(prompt="<b>"))
+    assert media.html(SamplePrompt(prompt="a cat", seed=2)) == ""
+    assert media.html(SamplePrompt(prompt="a dog", seed=1)) == "", "its file is gone"
+    for name, why in (("outside.png", "outside the allowed folders"), ("allowed/broken.png", "cannot be read")):
+        prompt = SamplePrompt(prompt="a dog", start_image=str(tmp_path / name))
+        assert media.html(prompt) == ""
+        (problem,) = media.problems(prompt)
+        assert why in problem

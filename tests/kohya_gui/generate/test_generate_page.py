@@ -405,7 +405,7 @@ def test_try_it_fills_in_the_trained_file(tab: Tab, flux_miniature: Any, tmp_pat
     told = tab.get(f"/run/{id}").json()
     assert told["family"] == "flux_kontext"
     assert told["adapters"] == [{"path": str(saved), "strength": 1.0}]
-    assert told["values"] == {**files, "prompt": "a cat", "width": 320, "height": 192, "image_seed": "9"}
+    assert told["values"] == {**files, "prompt": "a cat", "width": "320", "height": "192", "image_seed": "9"}
     assert told["controls"] == ["/before/cat.png", "/before/style.png"]
     saved.unlink()
     assert "its files no longer exist" in tab.get(f"/run/{id}").json()["error"]

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.flux.card.memory_facts import swap_counts
-from sd_scripts.families.flux.load import max_blocks_to_swap, place
+from sd_scripts.families.flux.load import BLOCK_LISTS
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library.diffusion import block_swap
 from sd_scripts.library.diffusion.block_swap import BlockSwap, PeakHeadroom, SwapGroup, host_value, swapped_blocks
@@ -56,10 +56,10 @@ pytestmark = [
 
 
 def test_flux_swaps_up_to_thirty_five_blocks() -> None:
-    assert max_blocks_to_swap(19, 38) == 35
+    assert BLOCK_LISTS.most(19, 38) == 35
     assert swap_counts(35) == (17, 36)
-    assert max_blocks_to_swap(2, 2) == 0
-    assert max_blocks_to_swap(SHAPE.double_blocks, SHAPE.single_blocks) == SWAP
+    assert BLOCK_LISTS.most(2, 2) == 0
+    assert BLOCK_LISTS.most(SHAPE.double_blocks, SHAPE.single_blocks) == SWAP
 
 
 def test_moving_blocks_are_spread_evenly() -> None:
@@ -264,7 +264,7 @@ def test_blocks_change_in_any_order_and_are_visible_immediately() -> None:
 def test_blocks_return_to_a_transformer_that_is_trained(trainable: bool) -> None:
     model = FluxTransformer(SHAPE).requires_grad_(trainable)
     settings = Settings((FLUX_FULL if trainable else FLUX_LORA), {"blocks_to_swap": SWAP})
-    place(
+    BLOCK_LISTS.place(
         Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
         placement_of(settings),
         CPU,

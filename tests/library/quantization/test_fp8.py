@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from sd_scripts.families.common.encoders.t5 import finish_t5
 from sd_scripts.families.common.placing import checkpoint_gradients, placement_of
 from sd_scripts.families.common.quantizing import quantize_encoder
-from sd_scripts.families.flux.load import T5_LINEAR, place
+from sd_scripts.families.flux.load import BLOCK_LISTS, T5_LINEAR
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library.quantization import fp8
 from sd_scripts.library.quantization.fp8 import Fp8
@@ -208,7 +208,7 @@ def placed(script_settings: Any, **options: Any) -> FluxTransformer:
     for p in model.parameters():
         nn.init.normal_(p, std=0.1)
     settings = script_settings(**options)
-    place(
+    BLOCK_LISTS.place(
         Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""),
         placement_of(settings),
         CPU,

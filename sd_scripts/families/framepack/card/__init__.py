@@ -54,10 +54,14 @@ CARD = replace(
     title="FramePack",
     derived_from=HUNYUAN_VIDEO.name,
     order=8,
-    scripts={"lora": "framepack_train_network.py", "generate": "framepack_generate.py"},
+    scripts={
+        "lora": "framepack_train_network.py",
+        "full": "framepack_train.py",
+        "generate": "framepack_generate.py",
+    },
     groups=(*HUNYUAN_VIDEO.groups, FramePackOptions, ControlOptions),
     capabilities=HUNYUAN_VIDEO.capabilities | {"control_images", "start_image"},
-    clips=ClipFacts(fps=30, frame_step=SECTION),
+    clips=ClipFacts(fps=30, frame_step=SECTION, begin_with_image=True),
     token_multiple=64,  # context that is four times coarser has whole tokens too
     notes={
         "pretrained_model_name_or_path": f"FramePack's ID is {HUB_MODEL}: a folder or file of the transformer.",
@@ -80,6 +84,7 @@ CARD = replace(
                 ),
             ),
         ),
+        use_hints=HUNYUAN_VIDEO.page.use_hints,
         demo=RECOMMENDED,
         demo_prompts="--s 16",
     ),

@@ -43,11 +43,15 @@ VARIANTS = (
 )
 """(substring of a key, variant) of models with such a transformer that cannot be trained as HunyuanVideo; empty: of a
 family of its own."""
+TEXT_TO_VIDEO, IMAGE_TO_VIDEO = "HunyuanVideo", "SkyReels-V1 I2V"
+IMAGE_INPUTS = 32
+"""Input channels of SkyReels-V1 I2V, half of them for the latents of the start image."""
 FIRST_LAYER = FirstLayer(
     keys=("img_in.proj.weight", "x_embedder.proj.weight"),
     channels=16,
     kind="HunyuanVideo model",
-    variants={33: "HunyuanVideo I2V", 32: "SkyReels-V1 I2V"},
+    also=(IMAGE_INPUTS,),
+    variants={33: "HunyuanVideo I2V"},
 )
 ENCODER, ENCODER_8B = "LLaMA-like text encoder", "LLaVA-LLaMA-3-8B text encoder"
 AUTOENCODER = "HunyuanVideo VAE"
@@ -65,7 +69,8 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
             return (None, variant) if variant else None
     if other := FIRST_LAYER.other_variant(header.shapes, prefixes[0]):
         return None, other
-    return CARD.name, CARD.title
+    from_image = any(header.shapes.get(prefixes[0] + key, ())[1:2] == (IMAGE_INPUTS,) for key in FIRST_LAYER.keys)
+    return CARD.name, IMAGE_TO_VIDEO if from_image else TEXT_TO_VIDEO
 
 
 TEXT_AND_VAE = (
@@ -111,8 +116,10 @@ CARD = FamilyCard(
         "generate": "hunyuan_video_generate.py",
     },
     groups=(HunyuanModelOptions, FlowOptions, MemoryOptions),
-    capabilities=frozenset({"blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae"}),
-    clips=ClipFacts(fps=24),
+    capabilities=frozenset(
+        {"blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae", "start_image"}
+    ),
+    clips=ClipFacts(fps=24, from_image={TEXT_TO_VIDEO: False, IMAGE_TO_VIDEO: True}),
     notes={
         "pretrained_model_name_or_path": f"HunyuanVideo's ID is {HUB_MODEL}.",
         "vae": "HunyuanVideo's files have none: choose its VAE, such as hunyuan_video_vae_bf16.safetensors. Not needed "
