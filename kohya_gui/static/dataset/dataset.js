@@ -231,6 +231,7 @@ Studio.dataset = (() => {
       waiting ? `looking at the images: ${data.images.length - waiting} of ${data.images.length}` : "",
     ];
     refs.status.textContent = parts.filter(Boolean).join(" · ");
+    refs.train.hidden = !data.images.length;
     refs.notes.hidden = !data.warnings.length && !data.refused.length;
     Studio.put(refs.notes, "");
     refs.notes.replaceChildren(
@@ -240,7 +241,7 @@ Studio.dataset = (() => {
   };
 
   const limits = () =>
-    Object.entries(Marks.LIMITS).map(([name, [words, usual, step]]) =>
+    Object.entries(Marks.LIMITS).map(([name, [words, , step]]) =>
       el(
         "label",
         {},
@@ -251,7 +252,8 @@ Studio.dataset = (() => {
           min: 0,
           step,
           onchange: ({ target }) => {
-            Marks.limits[name] = target.value === "" ? usual : Number(target.value);
+            Marks.setLimit(name, target.value === "" ? null : Number(target.value));
+            target.value = Marks.limits[name];
             if (!data) return;
             arrange(true);
             grid.redraw();
@@ -272,6 +274,7 @@ Studio.dataset = (() => {
     const trainings = Forms.tabs().map((tab) => [tab, document.querySelector(`#tabs [role=tab][aria-controls="${tab}"]`)?.textContent.trim() || names.get(tab) || tab]);
     refs.tab = select({ "aria-label": "Settings of the tab", onchange: () => open(refs.place.value, refs.tab.value) }, trainings);
     refs.problem = el("div", { role: "alert" });
+    refs.train = button("Train on these images", () => train(), { class: "quiet-button", id: "dataset-train", hidden: true, title: "Set them in the training form, and go to its Start button" });
     refs.status = el("p", { class: "dataset-status", role: "status" });
     refs.notes = el("div", { class: "dataset-notes", hidden: true });
     refs.sum = el("div", { class: "dataset-sum" });
@@ -297,6 +300,7 @@ Studio.dataset = (() => {
           button("Browse…", browse, { class: "quiet-button" }),
           el("label", {}, el("span", {}, "as trained in"), refs.tab),
           button("Open", () => open(refs.place.value), { class: "quiet-button", id: "dataset-open" }),
+          refs.train,
         ),
         refs.problem,
         refs.notes,
@@ -324,6 +328,15 @@ Studio.dataset = (() => {
     grid.resize(Number(refs.size.value));
     detail();
     return true;
+  };
+  /** Set the training form to this dataset, and lead to Start. */
+  const train = async () => {
+    const { tab } = place;
+    for (const [name, value] of Object.entries(data.train)) await Fields.set(tab, name, value ?? "");
+    Studio.goTo(tab);
+    const start = await Studio.until(() => document.querySelector(`#${tab}-start`));
+    start?.scrollIntoView({ block: "center" });
+    start?.focus({ preventScroll: true });
   };
   const caption = () => {
     const chosen = selection();

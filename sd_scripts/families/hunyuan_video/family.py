@@ -28,6 +28,7 @@ from sd_scripts.families.hunyuan_video.text import (
     trim_text,
 )
 from sd_scripts.families.hunyuan_video.vae import LATENTS, encode_images
+from sd_scripts.library.text.tokenizers import CLIP_LENGTH
 
 FAMILY = HUNYUAN_VIDEO = Family(
     card=CARD,
@@ -46,6 +47,7 @@ FAMILY = HUNYUAN_VIDEO = Family(
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
         limit=text_limit,
+        reads=lambda limit: (limit, CLIP_LENGTH - 2),  # without CLIP's start and end
         trim=trim_text,
         pad=pad_text,
     ),
