@@ -42,7 +42,7 @@ MOST_COPIED = 5000
 
 
 class RegularisationJob(ToolJob):
-    """The single job of this GUI that generates regularisation images; its record has what it needs to be resumed."""
+    """The single job of this GUI that generates regularisation images; its record allows resuming it."""
 
     name = "regularisation"
     busy_sentence = "Regularisation images are already being generated: stop that job or wait for it to finish"

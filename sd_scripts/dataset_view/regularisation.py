@@ -1,4 +1,4 @@
-"""The regularisation images that a training needs: of which classes, how many, and in which sizes. Without torch.
+"""The regularisation images that a training needs: their classes, number and sizes. Without torch.
 
 Training sees regularisation images as often as its own, which is each image times its repeats. They get the sizes of
 the training images' buckets, so that nothing of them is cropped.

@@ -129,7 +129,7 @@ def settings_of_training(
     training: Settings, values: Mapping[str, Any], adapter: AdapterFile | None = None, model: str = ""
 ) -> Settings:
     """Return the settings, with these values, that generate images with the base model of a training and the
-    `base_weights` merged into it; with `adapter` too, or with a `model` in the place of the base model."""
+    `base_weights` merged into it; with `adapter` too, or with `model` instead of the base model."""
     network = training.get(NetworkOptions)
     merged = list(network.base_weights) if network else []
     strengths = list((network.base_weights_multiplier if network else []) or [1.0] * len(merged))

@@ -1,4 +1,4 @@
-"""The regularisation images that a training needs: as many as it sees, in the sizes of its buckets."""
+"""The regularisation images that a training needs: one for each view of its own, in the sizes of its buckets."""
 
 import random
 from pathlib import Path

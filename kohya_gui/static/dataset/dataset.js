@@ -232,6 +232,7 @@ Studio.dataset = (() => {
     ];
     refs.status.textContent = parts.filter(Boolean).join(" · ");
     refs.train.hidden = !data.images.length;
+    refs.empty.hidden = Boolean(data.images.length);
     refs.notes.hidden = !data.warnings.length && !data.refused.length;
     Studio.put(refs.notes, "");
     refs.notes.replaceChildren(
@@ -274,6 +275,7 @@ Studio.dataset = (() => {
     const trainings = Forms.tabs().map((tab) => [tab, document.querySelector(`#tabs [role=tab][aria-controls="${tab}"]`)?.textContent.trim() || names.get(tab) || tab]);
     refs.tab = select({ "aria-label": "Settings of the tab", onchange: () => open(refs.place.value, refs.tab.value) }, trainings);
     refs.problem = el("div", { role: "alert" });
+    refs.empty = el("p", { class: "grid-empty", hidden: true }, "No images here yet. Drop images, folders or a zip archive anywhere here.");
     refs.train = button("Train on these images", () => train(), { class: "quiet-button", id: "dataset-train", hidden: true, title: "Set them in the training form, and go to its Start button" });
     refs.status = el("p", { class: "dataset-status", role: "status" });
     refs.notes = el("div", { class: "dataset-notes", hidden: true });
@@ -323,7 +325,7 @@ Studio.dataset = (() => {
         ),
         refs.status,
       ),
-      el("div", { class: "dataset-body" }, grid.box, el("div", { class: "dataset-right" }, refs.detail, refs.side)),
+      el("div", { class: "dataset-body" }, el("div", { class: "grid-place" }, grid.box, refs.empty), el("div", { class: "dataset-right" }, refs.detail, refs.side)),
     );
     grid.resize(Number(refs.size.value));
     detail();

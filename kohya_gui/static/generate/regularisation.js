@@ -76,7 +76,7 @@
   };
 
   const lines = () => parts.prompt.value.split("\n").map((line) => line.trim()).filter(Boolean);
-  /** The class prompts that the form changed; none, if they are those of the folders. */
+  /** The class prompts that the form changed; none, if it left the folders' classes as they are. */
   const prompts = () => (parts.prompt.dataset.own === lines().join("\n") ? [] : lines());
   const wanted = () => (parts.count.value === "" ? null : Number(parts.count.value));
 

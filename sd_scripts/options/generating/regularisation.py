@@ -28,8 +28,8 @@ class RegularisationOptions(OptionGroup, title="Regularisation images"):
         label="Class prompts",
     )
     images: int | None = optional(
-        "Images in all, including those that are there. Default: as many as training uses in an epoch, which is the "
-        "training images times their repeats.",
+        "Images in all, including those that are there. Default: the number that training uses in an epoch, which is "
+        "the training images times their repeats.",
         within=(1, MOST_IMAGES),
         label="Images",
     )
