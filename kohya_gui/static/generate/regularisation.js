@@ -5,7 +5,7 @@
   const LONGEST = 310_000; // milliseconds, to read a large dataset
   const NUMBERS = ["steps", "scale", "guidance", "image_seed", "batch_size"];
   const MORE = [...NUMBERS, "sampler", "dtype", "negative_prompt", "compile"];
-  const dialog = Studio.dialog({ class: "checkpoints regularisation", "aria-label": "Regularisation images" });
+  const dialog = Studio.dialog({ class: "browse checkpoints regularisation", "aria-label": "Regularisation images" });
   let fields = null; // option -> label, help, choices, families
   let tab; // the training tab
   let needs = null; // the answer of dataset/regularisation
@@ -101,13 +101,11 @@
     const row = ({ prompt, folder, images: many, here, sizes }) => {
       const all = Object.entries(sizes).sort((one, other) => other[1] - one[1]);
       const shown = all.slice(0, 4).map(([size, times]) => `${size.replaceAll("x", " × ")}${all.length > 1 ? ` (${number(times)})` : ""}`);
-      const rest = all.length > 4 ? `, ${all.length - 4} more sizes` : "";
-      return el("tr", {}, el("th", { scope: "row" }, prompt), el("td", {}, number(many)), el("td", {}, number(here)), el("td", {}, folder), el("td", {}, `${shown.join(", ")}${rest}`));
+      const rest = all.length > 4 ? ` and ${all.length - 4} more` : "";
+      const line = `: ${images(many)}, ${here ? number(here) : "none"} there, in ${folder}`;
+      return el("li", {}, el("b", {}, prompt), line, el("div", { class: "quiet" }, `Sizes, as the training images: ${shown.join(", ")}${rest}`));
     };
-    return [
-      Studio.table({ class: "bucket-table" }, ["Class", "Images", "There", "Folder", "Sizes, as the training images"], needs.classes.map(row)),
-      needs.unused ? el("p", { class: "warn" }, needs.unused) : null,
-    ].filter(Boolean);
+    return [el("ul", {}, ...needs.classes.map(row)), needs.unused ? el("p", { class: "warn" }, needs.unused) : null].filter(Boolean);
   };
 
   // The job
@@ -122,28 +120,32 @@
     return options;
   };
   const act = async (what, body = {}) => {
-    if (await attempt(parts.said, () => send(`regularisation/${what}`, body))) job = null;
+    if (await attempt(parts.said, () => send(`regularisation/${what}`, body))) isAwaited = what !== "stop";
+    job = null;
     follow();
   };
   const start = () => act("start", { ...form(), options: filled() });
 
   let timer = null;
-  let isAsking = false;
+  let round = 0; // of asking: an answer that comes after the next question is dropped
+  let isAwaited = false; // whether the end of a job is to be reported
   /** Follow the job, also while the dialog is closed. */
   const follow = async () => {
     clearTimeout(timer);
-    if (isAsking) return;
-    isAsking = true;
-    const before = job;
-    try {
-      job = (await ask(`regularisation?known=${job?.known ?? ""}`)) ?? job;
-    } catch {
-      // the live view reports that the GUI does not respond
+    const mine = ++round;
+    const news = await ask(`regularisation?known=${job?.known ?? ""}`).catch(() => null); // the live view reports that the GUI does not respond
+    if (mine !== round) return;
+    if (news) {
+      job = news;
+      if (dialog.open) drawJob();
     }
-    isAsking = false;
-    if (job !== before && dialog.open) drawJob();
-    if (before && !before.over && job.over) ended();
-    if (job && !job.over) timer = setTimeout(follow, EVERY);
+    if (!job?.over) {
+      isAwaited ||= Boolean(job);
+      timer = setTimeout(follow, EVERY);
+    } else if (isAwaited) {
+      isAwaited = false;
+      ended();
+    }
   };
   const ended = async () => {
     if (dialog.open) await plan();
@@ -208,7 +210,7 @@
 
   // Images of the tab Generate
 
-  const taking = Studio.dialog({ class: "checkpoints regularisation", "aria-label": "Use as regularisation images" });
+  const taking = Studio.dialog({ class: "browse checkpoints regularisation", "aria-label": "Use as regularisation images" });
   /** Ask for class and folder, and copy these images of a folder there. */
   Studio.useAsRegularisation = async (folder, names, prompt) => {
     fields ??= await ask("regularisation/fields");
