@@ -83,11 +83,11 @@ class RegularisationRoutes:
 
     def state(self, request: Request) -> dict[str, Any] | None:
         """Return the job if it changed since `known`."""
-        if request.query_params.get("known") == self._job.version:
-            return None
         if self._job.watched is None:
             return {"known": self._job.version, "state": "", "over": True}
         run_state = self._job.watched.refresh()
+        if request.query_params.get("known") == self._job.version:
+            return None
         record = self._job.record
         place = record.get("values", {}).get("reg_data_dir", "")
         shown = shown_state(run_state, LINKS)

@@ -120,7 +120,7 @@
     return options;
   };
   const act = async (what, body = {}) => {
-    if (await attempt(parts.said, () => send(`regularisation/${what}`, body))) isAwaited = what !== "stop";
+    if (await attempt(parts.said, () => send(`regularisation/${what}`, body, { signal: AbortSignal.timeout(LONGEST) }))) isAwaited = what !== "stop";
     job = null;
     follow();
   };
@@ -206,6 +206,8 @@
     },
     true,
   );
+  // what was typed right before the dialog was opened is in the form a moment later
+  document.addEventListener("form-changed", (/** @type {any} */ event) => dialog.open && event.detail.tab === tab && !needs && plan());
   on("focusin", 'a[href$="#make-images"]', (link) => link.removeAttribute("target"));
 
   // Images of the tab Generate

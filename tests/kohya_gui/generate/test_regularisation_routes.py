@@ -63,8 +63,14 @@ def test_a_training_gets_the_images_that_it_needs(
         request.getfixturevalue("warm_python")  # for the job: a resident process cannot be forked
         options = {"reg_data_dir": str(place), "steps": "1", "prompt": [], "images": None}
         assert client.post("/studio/regularisation/start", json={**training, "options": options}).status_code == 200
-        wait_for(lambda: client.get("/studio/regularisation").json()["over"])
-        ended = client.get("/studio/regularisation").json()
+        known = client.get("/studio/regularisation").json()
+        assert not known["over"]
+
+        def news() -> Any:
+            return client.get(f"/studio/regularisation?known={known['known']}")
+
+        wait_for(lambda: news().status_code == 200 and news().json()["over"])
+        ended = news().json()
         assert (ended["state"], ended["done"], ended["place"]) == ("finished", 2, str(place)), ended
         assert len([*(place / "1_cat").glob("*.png")]) == 2
 
