@@ -166,11 +166,9 @@ class DatasetViews:
         return Path(path)
 
     def thumbnail(self, key: str) -> bytes:
-        """Return an image's thumbnail as a JPEG. Raises NotFound."""
+        """Return an image's thumbnail as a JPEG; its preview, if thumbnails cannot be kept. Raises NotFound."""
         self.path(key)
-        if (made := thumbnail(key)) is None:
-            raise NotFound("This image has no thumbnail yet")
-        return made
+        return thumbnail(key) or self.preview(key)
 
     def preview(self, key: str) -> bytes:
         """Return an image as training decodes it, not larger than a screen, as a JPEG. Raises NotFound."""

@@ -8,6 +8,7 @@ Studio.dataset = (() => {
   let place = JSON.parse(localStorage.getItem(PLACE) ?? "{}");
   let data = null; // the answer of dataset/open, with measurements in its images
   let waiting = 0; // images that were not looked at yet
+  let areKept = true; // whether thumbnails could be written to disk
   const marked = new Set(); // names of marks that are shown alone
   let bucket = null; // row of the bucket table that is shown alone
   let grid, host, refs;
@@ -92,7 +93,8 @@ Studio.dataset = (() => {
     looking = false;
     if (data.view !== view) look();
   };
-  const learn = ({ measures, problems, waiting: left }) => {
+  const learn = ({ measures, problems, waiting: left, stored = true }) => {
+    areKept &&= stored;
     const fresh = new Set();
     for (const image of data.images) {
       if (measures[image.key]) image.measures = measures[image.key];
@@ -228,6 +230,7 @@ Studio.dataset = (() => {
     const parts = [
       shown === data.images.length ? `${shown} images` : `${shown} of ${data.images.length} images`,
       chosen ? `${chosen} selected` : "",
+      areKept ? "" : "thumbnails cannot be kept on disk, which may be full; images are shown all the same",
       waiting ? `looking at the images: ${data.images.length - waiting} of ${data.images.length}` : "",
     ];
     refs.status.textContent = parts.filter(Boolean).join(" · ");
