@@ -36,12 +36,10 @@ def test_each_encoder_reads_the_tokens_that_are_shown() -> None:
         for place, tokenizer in enumerate((shipped_clip(), shipped_clip() if family == "sdxl" else shipped_t5())):
             short, long = (each["tokens"][place] for each in found["texts"])
             assert len(long) == len(tokenizer(LONG, add_special_tokens=False, verbose=False).input_ids)
-            assert "".join(
-                text[max(start, end_before) : end] for (_, end_before), (start, end) in pairs(short)
-            ).replace(" ", "") == text.replace(" ", "")
-            cut = [
-                *tokenizer(LONG, truncation=True, max_length=most[place] + (2 if most[place] == 75 else 1)).input_ids
-            ]
+            letters = "".join(text[max(start, before) : end] for (_, before), (start, end) in pairs(short))
+            assert letters.replace(" ", "") == text.replace(" ", "")
+            special = 2 if most[place] == 75 else 1  # CLIP's start and end, T5's end
+            cut = tokenizer(LONG, truncation=True, max_length=most[place] + special).input_ids
             read = tokenizer(LONG, add_special_tokens=False, verbose=False).input_ids[: most[place]]
             assert [each for each in cut if each in {*read}] == read
 

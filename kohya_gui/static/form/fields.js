@@ -97,7 +97,7 @@
   const ask = (button) => {
     const [tab, ...rest] = button.id.split("-");
     const action = rest.join("-");
-    if (!ASKING.includes(action)) return;
+    if (!ASKING.includes(action) || !Forms.tabs().includes(tab)) return; // other tabs have an Open of their own
     asked.set(tab, action === "start");
     boxOf(tab)?.querySelector(".message-error")?.classList.add("stale"); // about the previous request
     busy(tab, button);

@@ -229,7 +229,6 @@ def test_a_damaged_store_of_thumbnails_is_made_again(page: TestClient, allowed: 
     assert opened(page, allowed / "data")["waiting"] == 0
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
 def test_images_are_shown_though_thumbnails_cannot_be_kept(root: Path, page: TestClient, allowed: Path) -> None:
     folder = allowed / "unkept" / "1_cat"
     make_folder(folder, [(64, 64)])
@@ -247,6 +246,7 @@ def test_images_are_shown_though_thumbnails_cannot_be_kept(root: Path, page: Tes
         store.rmdir()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
 def test_thumbnails_are_private(page: TestClient, allowed: Path) -> None:
     looked(page, opened(page, allowed / "data"))
     assert thumbnail_store.thumbnails_path().stat().st_mode & 0o077 == 0
