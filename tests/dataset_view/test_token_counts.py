@@ -44,7 +44,7 @@ def test_each_encoder_reads_the_tokens_that_are_shown() -> None:
             assert [each for each in cut if each in {*read}] == read
 
 
-def test_weights_of_a_caption_are_no_tokens() -> None:
+def test_weights_of_a_caption_are_not_tokens() -> None:
     saved = {"family": "sdxl", "method": "lora", "weighted_captions": True}
     found = answer({"do": "tokens", "settings": saved, "texts": ["a (red:1.3) cat"], "spans": True})
     assert found["texts"][0]["text"] == "a red cat"
