@@ -27,8 +27,10 @@ from sd_scripts.options.generating.regularisation import REGULARISATION
 from sd_scripts.options.spec import Option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.watched import WatchedRun
+from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.lora_tools import defaults, option_problems
+from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
 
 TOOL = "sd_scripts.tools.regularisation"
@@ -57,11 +59,11 @@ class RegularisationJob(ToolJob):
                 write_toml(file, saved)
             except OSError as error:
                 raise ValueError(f"The settings could not be saved: {sentence_of(error)}") from error
-            return (str(file),)
+            return "--config_file", str(file)
 
         argv = [sys.executable, "-m", TOOL, *flags_of([OPTIONS[name] for name in FORM], values)]
         record = {"saved": dict(saved), "values": dict(values), "tab": tab}
-        self.begin(argv, lambda job: ["--config_file", *prepare(job)], record=record)
+        self.begin(argv, prepare, record=record)
 
 
 class RegularisationRoutes:
@@ -121,6 +123,11 @@ class RegularisationRoutes:
         record = self._job.record
         if not record.get("saved"):
             raise NotFound("There is no job to continue")
+        saved = record["saved"]
+        training = from_values(script_for(saved["family"], saved["method"]), saved)
+        problems = self._allowed_paths.problems_of(training)  # this GUI may allow others than the one that started it
+        if problems := problems or self._allowed_paths.problems(record["values"], [OPTIONS["reg_data_dir"]]):
+            raise LINKS.refusal(problems)
         self._job.start(record["saved"], record["values"], record["tab"])
 
     def take(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:

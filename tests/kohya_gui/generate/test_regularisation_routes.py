@@ -73,6 +73,9 @@ def test_a_training_gets_the_images_that_it_needs(
         ended = news().json()
         assert (ended["state"], ended["done"], ended["place"]) == ("finished", 2, str(place)), ended
         assert len([*(place / "1_cat").glob("*.png")]) == 2
+        assert client.post("/studio/regularisation/resume", json={}).status_code == 200
+        wait_for(lambda: client.get("/studio/regularisation").json()["over"])
+        assert client.get("/studio/regularisation").json()["state"] == "finished", "all are there already"
 
 
 def test_mistakes_are_refused_before_a_job_starts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
