@@ -16,7 +16,14 @@ SCRIPTS = (
     *("runs/compare.js", "runs/runs.js", "tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js"),
     *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/texts.js"),
     *("generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/captions.js", "tools/publish.js"),
-    *("generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js", "dataset/epoch.js"),
+    *(
+        "generate/checkpoints.js",
+        "generate/regularisation.js",
+        "dataset/marks.js",
+        "dataset/grid.js",
+        "dataset/detail.js",
+        "dataset/epoch.js",
+    ),
     *("dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js"),
     "dataset/captions.js",
 )

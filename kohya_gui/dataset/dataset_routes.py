@@ -27,6 +27,7 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
         post("dataset/look", lambda _, body: views.look(body)),
         post("dataset/alike", lambda _, body: views.alike(body)),
         post("dataset/step", lambda _, body: views.step(body)),
+        post("dataset/regularisation", lambda _, body: views.regularisation(body)),
         get("dataset/thumbnail/{key}", thumbnail),
         get("dataset/preview/{key}", preview),
     ]

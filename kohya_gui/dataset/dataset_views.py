@@ -19,6 +19,7 @@ from kohya_gui.runs.plan_card import settings_of
 from kohya_gui.server.json_routes import NotFound
 from kohya_gui.server.resident_process import ResidentProcess
 from sd_scripts.machine.thumbnail_store import measures_of, thumbnail
+from sd_scripts.options.generating.regularisation import MOST_IMAGES
 from sd_scripts.settings.settings import Settings
 
 logger = logging.getLogger("sd_scripts")
@@ -33,6 +34,8 @@ LOOKED_AT_ONCE = 64
 MOST_STEPS = 10**9
 OTHERS = ("in_json", "dataset_config", "reg_data_dir", "conditioning_data_dir", "control_directory")
 """Options that do not concern a folder that is opened on its own."""
+SOURCES = ("train_data_dir", "dataset_config", "in_json")
+"""Options that name the training images."""
 OUTSIDE = "it is a link that leads outside the allowed folders"
 EMPTIED: Mapping[str, Any] = {
     **dict.fromkeys(("size", "resized", "crop")),
@@ -78,7 +81,8 @@ class DatasetViews:
         view = View(id=secrets.token_hex(8), paths=paths, waiting=waiting)
         self.add(view)
         found = {key: vars(each) for key, each in measures.items()}
-        return {**answer, "images": images, "view": view.id, "measures": found, "waiting": len(view.waiting)}
+        more = {"measures": found, "waiting": len(view.waiting), "train": to_train(body, settings, answer)}
+        return {**answer, "images": images, "view": view.id, **more}
 
     def add(self, view: View) -> None:
         """Remember an open dataset; forget the oldest of too many."""
@@ -137,6 +141,22 @@ class DatasetViews:
         answer = answered(self._training, {"do": "step", "settings": settings.saved(), "step": number})
         return {**answer, "samples": [self._sample_within(sample) for sample in answer["samples"]]}
 
+    def regularisation(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the regularisation images that the training of a form needs, and how many are in their folder: the one
+        that is named, the form's, or one next to the training images."""
+        settings = self._settings(body)
+        prompts, images = body.get("prompts") or [], body.get("images")
+        if not isinstance(prompts, list) or not all(isinstance(line, str) and line.strip() for line in prompts):
+            raise ValueError("prompt: must be a list of texts")
+        if images is not None and (type(images) is not int or not 1 <= images <= MOST_IMAGES):
+            raise ValueError(f"images: must be a whole number from 1 to {MOST_IMAGES:,}")
+        place = str(body.get("place") or settings.values().get("reg_data_dir") or "").strip()
+        place = place or folder_beside(str(settings.values().get("train_data_dir") or ""))
+        if place:
+            place = str(self._allowed_paths.check("reg_data_dir", place))
+        request = {"prompts": prompts, "images": images, "folder": place, "settings": settings.saved()}
+        return {**answered(self._reading, {"do": "regularisation", **request}), "place": place}
+
     def path(self, key: str) -> Path:
         """Return the image with this key, of any open dataset. Raises NotFound."""
         with self._lock:
@@ -146,11 +166,9 @@ class DatasetViews:
         return Path(path)
 
     def thumbnail(self, key: str) -> bytes:
-        """Return an image's thumbnail as a JPEG. Raises NotFound."""
+        """Return an image's thumbnail as a JPEG; its preview, if thumbnails cannot be kept. Raises NotFound."""
         self.path(key)
-        if (made := thumbnail(key)) is None:
-            raise NotFound("This image has no thumbnail yet")
-        return made
+        return thumbnail(key) or self.preview(key)
 
     def preview(self, key: str) -> bytes:
         """Return an image as training decodes it, not larger than a screen, as a JPEG. Raises NotFound."""
@@ -192,10 +210,23 @@ class DatasetViews:
         return {**sample, "image": None, "mask": None, "caption": OUTSIDE, "written": ""}
 
 
+def folder_beside(train_data_dir: str) -> str:
+    """Return the folder for regularisation images next to a folder of training images."""
+    folder = Path(train_data_dir).expanduser()
+    return str(folder.with_name(f"regularisation_{folder.name}")) if folder.name else ""
+
+
+def to_train(body: Mapping[str, Any], opened: Settings, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with which the form trains on the dataset that is shown, as far as it has others."""
+    shown = {**opened.values(), "num_repeats": answer["num_repeats"]}
+    form = settings_of(body).values()
+    return {name: shown[name] for name in (*SOURCES, "num_repeats") if shown[name] != form[name]}
+
+
 def opened_instead(settings: Settings, place: str) -> Settings:
     """Return the settings for this folder, dataset file or metadata file; unchanged if they name it already."""
     values = settings.values()
-    if not place or place in (values.get("train_data_dir"), values.get("dataset_config"), values.get("in_json")):
+    if not place or place in [values.get(name) for name in SOURCES]:
         return settings
     alone = {name: None for name in OTHERS if name in values}
     match Path(place).suffix.lower():

@@ -26,6 +26,8 @@ BROWSER_SECRET = "no-secret"
 BROWSE = "[Browse…](#browse)"
 SEE_IMAGES = "[See images](#see-images)"
 """A link to the tab Dataset (dataset.js)."""
+MAKE_IMAGES = "[Generate them…](#make-images)"
+"""A link to the dialog that generates regularisation images (regularisation.js)."""
 IMAGE_PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "conditioning_data_dir", "control_directory")
 """Options that name folders of images, or a file that does."""
 """Link in a path's help that opens the file dialog (browse.js)."""
@@ -49,6 +51,7 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
     parts = option.help_parts(method)
     hint = " ".join(f"**{text(words)}**" if families else text(words) for families, words in parts)
     links = [BROWSE] * option.path + [SEE_IMAGES] * (option.name in IMAGE_PLACES)
+    links += [MAKE_IMAGES] * (option.name == "reg_data_dir")
     face: dict[str, Any] = {
         "label": option.label,
         "info": " ".join((hint, *links)),

@@ -20,6 +20,7 @@ interface StudioOfLaterScripts {
   compareCheckpoints(run: any): Promise<void>;
   tryRun(run: any): Promise<void>;
   useInGenerate(route: string): Promise<void>;
+  useAsRegularisation(folder: string, names: string[], prompt: string): Promise<void>;
   // runs/
   LIVING: string[];
   board: any;
@@ -35,7 +36,7 @@ interface StudioOfLaterScripts {
   shown(...values: any[]): any;
 }
 
-declare var Fields: Record<"jump" | "panelsOf" | "enter" | "submit", (...values: any[]) => any>;
+declare var Fields: Record<"jump" | "panelsOf" | "enter" | "submit" | "set", (...values: any[]) => any>;
 declare const uPlot: any;
 
 interface Window {

@@ -1,6 +1,5 @@
 """The tab Captions: routes under /studio that describe its form, look at folders, and start and follow a job."""
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.server.json_routes import NotFound, get, post, upload
 from kohya_gui.tools.caption_queue import CaptionQueue
 from kohya_gui.tools.captions import LINKS, CaptionJob, chosen_images, described, hints, problems, read_values
+from kohya_gui.tools.tool_job import shown_state
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.runs.queue import RunQueue
-from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import state_folder
 from sd_scripts.settings.compat.captioning import OPTIONS, read_document
 
@@ -66,7 +65,13 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         if request.query_params.get("known") == known:
             return None
         result = job.result(RESULT) if run_state.over else None
-        return {"known": known, **_shown(run_state), "waits_for": job.waits_for, "result": result, "waiting": listed}
+        return {
+            "known": known,
+            **shown_state(run_state, LINKS),
+            "waits_for": job.waits_for,
+            "result": result,
+            "waiting": listed,
+        }
 
     def thumbnail(request: Request) -> Response:
         """Return a small image of those that were tried."""
@@ -116,24 +121,3 @@ def _settings(request: Request, content: bytes) -> dict[str, Any]:
 
 def _read(name: str, value: Any) -> Any:
     return OPTIONS[name].read(value)
-
-
-def _shown(run_state: RunState) -> dict[str, Any]:
-    """Return the state of the job for the page."""
-    failure = run_state.failure
-    error = failure.get("error", "")
-    if run_state.state == "lost":
-        printed = (failure.get("details") or error).splitlines()
-        error = printed[-1] if printed else "The job ended without a result"
-    started = run_state.started
-    return {
-        "state": run_state.state,
-        "over": run_state.over,
-        "doing": run_state.doing,
-        "done": run_state.done,
-        "total": run_state.total,
-        "error": error,
-        "html": error and LINKS.refused(ValueError(error)),
-        "warnings": [LINKS.words(text) for text in run_state.warnings],
-        "seconds": (run_state.ended or time.time()) - started if started else None,
-    }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.data.sources.images import UnreadableImage
+from sd_scripts.dataset_view import regularisation
 from sd_scripts.dataset_view.looking import alike, look_at, preview
 from sd_scripts.dataset_view.view import view_of
 from sd_scripts.machine.resident import serve
@@ -81,6 +82,11 @@ def _alike(request: Mapping[str, Any]) -> Answer:
     return {"groups": alike(request["likeness"], request["distance"])}
 
 
+def _regularisation(request: Mapping[str, Any]) -> Answer:
+    """Return the regularisation images that a training needs, and those in `folder`, as `answer_of` does."""
+    return regularisation.answer_of(settings_of(request), request["prompts"], request["images"], request["folder"])
+
+
 def _step(request: Mapping[str, Any]) -> Answer:
     """Return the batches of the step with this number, as `answer_of` does."""
     from sd_scripts.dataset_view.step_view import answer_of  # brings torch, which no other answer needs
@@ -89,10 +95,11 @@ def _step(request: Mapping[str, Any]) -> Answer:
 
 
 def _tokens(request: Mapping[str, Any]) -> Answer:
-    """Return how many tokens the `texts` have, as `token_counts` does."""
-    from sd_scripts.dataset_view.token_counts import token_counts  # brings torch
+    """Return how many tokens the `texts` have, as `token_counts` does, or with `spans` where each is, as `tokens_read`
+    does."""
+    from sd_scripts.dataset_view.token_counts import token_counts, tokens_read  # brings torch
 
-    return token_counts(settings_of(request), request["texts"])
+    return (tokens_read if request.get("spans") else token_counts)(settings_of(request), request["texts"])
 
 
 ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
@@ -100,6 +107,7 @@ ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
     "look": _look,
     "preview": _preview,
     "alike": _alike,
+    "regularisation": _regularisation,
     "step": _step,
     "tokens": _tokens,
 }

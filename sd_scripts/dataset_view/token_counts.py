@@ -13,6 +13,7 @@ from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import TextOptions, family_of
 from sd_scripts.families.common.opening import load_tokenizers
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.library.text.weighted_prompt import parse_weights
 from sd_scripts.options.dataset import CaptionOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.settings.checks.model_files import model_variant
@@ -43,6 +44,41 @@ def token_counts(settings: Settings, texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def tokens_read(settings: Settings, texts: Sequence[str]) -> dict[str, Any]:
+    """Return the tokens of texts as each text encoder of the family reads them: `encoders`, each with its name and the
+    `most` tokens that it reads of a text, None if it reads all; and `texts`, each with the `text` that is tokenized and
+    for each encoder the [start, end] of its `tokens`, those that are cut off too."""
+    card = card_of(settings.script.family)
+    family = family_of(settings.script.family)
+    tokenizers = _tokenizers(settings.script.family, *_source_of(settings))
+    limit = card.text_limit(settings, model_variant(settings[ModelOptions])) if card.text_limit else None
+    most = family.text.reads(limit.tokens) if limit else (None,) * len(tokenizers)
+    components = [
+        each for each in card.files.components if each.name in family.layouts and family.layouts[each.name].tokenizer
+    ]
+    names = [each.title.removeprefix("the ") or f"text encoder {n}" for n, each in enumerate(components, 1)]
+    weighted = TextOptions.of(settings).weighted_captions
+    split = [[part for part, _ in parse_weights(text)] if weighted else [text] for text in texts]
+    return {
+        "encoders": [{"name": name, "most": each} for name, each in zip(names, most, strict=True)],
+        "texts": [
+            {"text": "".join(parts), "tokens": [_spans(tokenizer, parts) for tokenizer in tokenizers]}
+            for parts in split
+        ],
+    }
+
+
+def _spans(tokenizer: Any, parts: Sequence[str]) -> list[tuple[int, int]]:
+    """Return where in the joined texts each token begins and ends."""
+    spans: list[tuple[int, int]] = []
+    before = 0
+    for part in parts:
+        tokens = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        spans += [(before + start, before + end) for start, end in tokens.offset_mapping]
+        before += len(part)
+    return spans
+
+
 def letters_read(text: str, count: Callable[[Sequence[str]], list[int]], most: int) -> int:
     """Return the letters of the longest start of a text that has at most this many tokens."""
     fits, too_long = 0, len(text)
@@ -61,15 +97,19 @@ def limit_of(settings: Settings) -> TextLimit | None:
     card = card_of(settings.script.family)
     if card.text_limit is None or family.text.limit is None:
         return None
-    model = settings[ModelOptions]
-    source = Path(model.pretrained_model_name_or_path or "").expanduser()
-    tokenizers = _tokenizers(settings.script.family, source, model.tokenizer_cache_dir)
+    source, cache = _source_of(settings)
+    tokenizers = _tokenizers(settings.script.family, source, cache)
     components = Components(
         denoiser=nn.Module(), vae=nn.Module(), text_encoders=[], tokenizers=tokenizers, source=source
     )
     counting = family.text.limit(components, TextOptions.of(settings))
-    known = card.text_limit(settings, model_variant(model))
+    known = card.text_limit(settings, model_variant(settings[ModelOptions]))
     return replace(counting, tokens=known.tokens, remedy=known.remedy)
+
+
+def _source_of(settings: Settings) -> tuple[Path, str | None]:
+    model = settings[ModelOptions]
+    return Path(model.pretrained_model_name_or_path or "").expanduser(), model.tokenizer_cache_dir
 
 
 @lru_cache(maxsize=2)  # to make them takes up to 4 s

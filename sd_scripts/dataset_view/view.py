@@ -82,8 +82,8 @@ class View:
 
 @garbage_collection.paused()
 def view_of(settings: Settings) -> dict[str, Any]:
-    """Return the dataset as JSON: `images`, the `sum` of an epoch, `buckets`, `folders`, `warnings`, and `refused`, why
-    it cannot be trained on."""
+    """Return the dataset as JSON: `images`, the `sum` of an epoch, `buckets`, `folders`, `warnings`, `refused`, why it
+    cannot be trained on, and the `num_repeats` with which it is shown."""
     view = plan_view(settings)
     images, folders = shown_images(view)
     return {
@@ -95,6 +95,7 @@ def view_of(settings: Settings) -> dict[str, Any]:
         "caption_separator": view.settings[CaptionOptions].caption_separator,
         "warnings": view.warnings,
         "refused": view.refused,
+        "num_repeats": view.settings[DatasetOptions].num_repeats,
     }
 
 

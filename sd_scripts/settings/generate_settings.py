@@ -25,8 +25,10 @@ from sd_scripts.options.generating.prompt_lines import (
     with_effect,
 )
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model import MODEL, ModelOptions
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.spec import truth
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.catalog import SCRIPTS, script_for
 from sd_scripts.settings.checks import model_files as model_checks
 from sd_scripts.settings.command_line import ConfigFileOptions, Parser, add_arguments, read_flags
@@ -123,6 +125,28 @@ def of_generating(file: Mapping[str, Any], script: Script) -> dict[str, Any]:
     in_fp8 = "quantize_base" in names and any(truth(file.get(name, False)) for name in ("fp8_base", "fp8_base_unet"))
     own_names = {"quantize_base": "fp8"} if in_fp8 else {}
     return {**{name: value for name, value in file.items() if name in names}, **own_names}
+
+
+def settings_of_training(
+    training: Settings, values: Mapping[str, Any], adapter: AdapterFile | None = None, model: str = ""
+) -> Settings:
+    """Return the settings, with these values, that generate images with the base model of a training and the
+    `base_weights` merged into it; with `adapter` too, or with `model` instead of the base model."""
+    network = training.get(NetworkOptions)
+    merged = list(network.base_weights) if network else []
+    strengths = list((network.base_weights_multiplier if network else []) or [1.0] * len(merged))
+    if adapter:
+        merged, strengths = [*merged, str(adapter.path)], [*strengths, adapter.strength]
+    file: dict[str, Any] = {**training.saved(), "learning_rate": 0}
+    if model:
+        file[MODEL] = model
+    precision = training[TrainingOptions].mixed_precision
+    dtype = next(name for name, mixed in DTYPES.items() if mixed == precision)
+    if merged:
+        values = {**values, "lora_weights": merged, "lora_multiplier": strengths}
+    if training.values().get("zero_terminal_snr") and (adapter or model):  # the base model was not trained with it
+        values = {**values, "zero_terminal_snr": True}
+    return settings_of(training.script.family, file, {**values, "dtype": values.get("dtype") or dtype})
 
 
 def training_settings(settings: Settings) -> Settings:

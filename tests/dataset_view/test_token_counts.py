@@ -1,5 +1,7 @@
 """The page counts the tokens of captions as training does, and cuts where it does."""
 
+from typing import Any
+
 from sd_scripts.dataset_view.serve import answer
 from sd_scripts.library.text.tokenizers import shipped_clip, shipped_t5
 
@@ -23,6 +25,35 @@ def test_a_caption_is_cut_where_its_tokenizer_reaches_the_limit() -> None:
         assert [line["tokens"] for line in short] == [tokens("a cat"), tokens("a dog")]
         assert long["tokens"] == tokens(LONG)
         assert tokens(LONG[: long["letters"]]) <= limit < tokens(LONG[: long["letters"] + 1])
+
+
+def test_each_encoder_reads_the_tokens_that_are_shown() -> None:
+    text = "a cat 🐈, on a sofa"
+    for family, most in (("sdxl", [75, 75]), ("flux", [75, 511])):
+        saved = {"family": family, "method": "lora"}
+        found = answer({"do": "tokens", "settings": saved, "texts": [text, LONG], "spans": True})
+        assert [encoder["most"] for encoder in found["encoders"]] == most
+        for place, tokenizer in enumerate((shipped_clip(), shipped_clip() if family == "sdxl" else shipped_t5())):
+            short, long = (each["tokens"][place] for each in found["texts"])
+            assert len(long) == len(tokenizer(LONG, add_special_tokens=False, verbose=False).input_ids)
+            letters = "".join(text[max(start, before) : end] for (_, before), (start, end) in pairs(short))
+            assert letters.replace(" ", "") == text.replace(" ", "")
+            special = 2 if most[place] == 75 else 1  # CLIP's start and end, T5's end
+            cut = tokenizer(LONG, truncation=True, max_length=most[place] + special).input_ids
+            read = tokenizer(LONG, add_special_tokens=False, verbose=False).input_ids[: most[place]]
+            assert [each for each in cut if each in {*read}] == read
+
+
+def test_weights_of_a_caption_are_not_tokens() -> None:
+    saved = {"family": "sdxl", "method": "lora", "weighted_captions": True}
+    found = answer({"do": "tokens", "settings": saved, "texts": ["a (red:1.3) cat"], "spans": True})
+    assert found["texts"][0]["text"] == "a red cat"
+    assert [*map(tuple, found["texts"][0]["tokens"][0])] == [(0, 1), (2, 5), (6, 9)]
+
+
+def pairs(spans: list[Any]) -> list[Any]:
+    """Each token with the one before it."""
+    return [*zip([(0, 0), *spans[:-1]], spans, strict=True)]
 
 
 def test_settings_change_limit_and_length() -> None:

@@ -29,7 +29,8 @@ class TokenCounter:
         self._timer: threading.Timer | None = None
 
     def count(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer of `sd_scripts.dataset_view.token_counts` for texts; `unmeasured` is why there is none."""
+        """Return the answer of `sd_scripts.dataset_view.token_counts` for texts: how long they are, or with `spans`
+        where each token is; `unmeasured` is why there is none."""
         texts = body.get("texts")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError("texts: must be a list of captions")
@@ -41,7 +42,8 @@ class TokenCounter:
                 raise ValueError(problems[0])
             if wrong := settings.wrong_values():
                 raise ValueError(wrong[0])
-            return {**answered(self._process, {"do": "tokens", "settings": settings.saved(), "texts": texts})}
+            request = {"do": "tokens", "settings": settings.saved(), "texts": texts, "spans": bool(body.get("spans"))}
+            return {**answered(self._process, request)}
         except ValueError as error:
             return {"unmeasured": str(error)}
         finally:

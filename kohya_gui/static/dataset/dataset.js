@@ -8,6 +8,7 @@ Studio.dataset = (() => {
   let place = JSON.parse(localStorage.getItem(PLACE) ?? "{}");
   let data = null; // the answer of dataset/open, with measurements in its images
   let waiting = 0; // images that were not looked at yet
+  let areKept = true; // whether thumbnails could be written to disk
   const marked = new Set(); // names of marks that are shown alone
   let bucket = null; // row of the bucket table that is shown alone
   let grid, host, refs;
@@ -92,7 +93,8 @@ Studio.dataset = (() => {
     looking = false;
     if (data.view !== view) look();
   };
-  const learn = ({ measures, problems, waiting: left }) => {
+  const learn = ({ measures, problems, waiting: left, stored = true }) => {
+    areKept &&= stored;
     const fresh = new Set();
     for (const image of data.images) {
       if (measures[image.key]) image.measures = measures[image.key];
@@ -228,9 +230,12 @@ Studio.dataset = (() => {
     const parts = [
       shown === data.images.length ? `${shown} images` : `${shown} of ${data.images.length} images`,
       chosen ? `${chosen} selected` : "",
+      areKept ? "" : "thumbnails cannot be kept on disk, which may be full; images are shown all the same",
       waiting ? `looking at the images: ${data.images.length - waiting} of ${data.images.length}` : "",
     ];
     refs.status.textContent = parts.filter(Boolean).join(" · ");
+    refs.train.hidden = !data.images.length;
+    refs.empty.hidden = Boolean(data.images.length);
     refs.notes.hidden = !data.warnings.length && !data.refused.length;
     Studio.put(refs.notes, "");
     refs.notes.replaceChildren(
@@ -240,7 +245,7 @@ Studio.dataset = (() => {
   };
 
   const limits = () =>
-    Object.entries(Marks.LIMITS).map(([name, [words, usual, step]]) =>
+    Object.entries(Marks.LIMITS).map(([name, [words, , step]]) =>
       el(
         "label",
         {},
@@ -251,7 +256,8 @@ Studio.dataset = (() => {
           min: 0,
           step,
           onchange: ({ target }) => {
-            Marks.limits[name] = target.value === "" ? usual : Number(target.value);
+            Marks.setLimit(name, target.value === "" ? null : Number(target.value));
+            target.value = Marks.limits[name];
             if (!data) return;
             arrange(true);
             grid.redraw();
@@ -272,6 +278,8 @@ Studio.dataset = (() => {
     const trainings = Forms.tabs().map((tab) => [tab, document.querySelector(`#tabs [role=tab][aria-controls="${tab}"]`)?.textContent.trim() || names.get(tab) || tab]);
     refs.tab = select({ "aria-label": "Settings of the tab", onchange: () => open(refs.place.value, refs.tab.value) }, trainings);
     refs.problem = el("div", { role: "alert" });
+    refs.empty = el("p", { class: "grid-empty", hidden: true }, "No images here yet. Drop images, folders or a zip archive anywhere here.");
+    refs.train = button("Train on these images", () => train(), { class: "quiet-button", id: "dataset-train", hidden: true, title: "Set them in the training form, and go to its Start button" });
     refs.status = el("p", { class: "dataset-status", role: "status" });
     refs.notes = el("div", { class: "dataset-notes", hidden: true });
     refs.sum = el("div", { class: "dataset-sum" });
@@ -297,6 +305,7 @@ Studio.dataset = (() => {
           button("Browse…", browse, { class: "quiet-button" }),
           el("label", {}, el("span", {}, "as trained in"), refs.tab),
           button("Open", () => open(refs.place.value), { class: "quiet-button", id: "dataset-open" }),
+          refs.train,
         ),
         refs.problem,
         refs.notes,
@@ -319,11 +328,20 @@ Studio.dataset = (() => {
         ),
         refs.status,
       ),
-      el("div", { class: "dataset-body" }, grid.box, el("div", { class: "dataset-right" }, refs.detail, refs.side)),
+      el("div", { class: "dataset-body" }, el("div", { class: "grid-place" }, grid.box, refs.empty), el("div", { class: "dataset-right" }, refs.detail, refs.side)),
     );
     grid.resize(Number(refs.size.value));
     detail();
     return true;
+  };
+  /** Set the training form to this dataset, and lead to Start. */
+  const train = async () => {
+    const { tab } = place;
+    for (const [name, value] of Object.entries(data.train)) await Fields.set(tab, name, value ?? "");
+    Studio.goTo(tab);
+    const start = await Studio.until(() => document.querySelector(`#${tab}-start`));
+    start?.scrollIntoView({ block: "center" });
+    start?.focus({ preventScroll: true });
   };
   const caption = () => {
     const chosen = selection();

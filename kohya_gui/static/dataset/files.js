@@ -126,20 +126,24 @@ var DatasetFiles = (() => {
         for (const each of some) await walk(each, `${path}${entry.name}/`);
       }
     };
-    for (const entry of items.map((item) => item.webkitGetAsEntry?.()).filter(Boolean)) await walk(entry, "");
+    const entries = items.map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile()); // before the first wait: a drop is read once
+    for (const entry of entries.filter(Boolean))
+      if (entry instanceof File) files.push([entry.name, entry]);
+      else await walk(entry, "");
     return files;
   };
   const CAN_BE_SENT = /\.(png|jpe?g|jfif|webp|bmp|avif|jxl|gif|tiff?|heic|heif|hif|apng|jp2|mp4|webm|mov|mkv|avi|txt|caption|cap|tags|text|zip)$/i;
   const upload = (files) =>
     attempt(async () => {
-      const wanted = files.filter(([name]) => CAN_BE_SENT.test(name) && !name.split("/").some((part) => part.startsWith(".") || part === "__MACOSX"));
+      const seen = files.filter(([name]) => !name.split("/").some((part) => part.startsWith(".") || part === "__MACOSX"));
+      const wanted = seen.filter(([name]) => CAN_BE_SENT.test(name));
       if (!wanted.length) throw new Error("None of these files is an image, a caption or a zip archive");
       const folder = refs.target.value;
       const { batch } = await Captions.ask("upload/begin", { folder });
       const opened = Studio.dataset.opened();
       const stop = new AbortController();
       let done = 0;
-      const problems = [];
+      const problems = seen.filter((each) => !wanted.includes(each)).map(([name]) => `${name}: training does not read this kind of file`);
       const report = () => refs.progress.replaceChildren(`Uploading ${done} of ${wanted.length} `, button("Cancel", () => stop.abort(), { class: "small-button" }));
       const waiting = [...wanted];
       const work = async () => {

@@ -9,7 +9,22 @@ var Marks = (() => {
     sharpness: ["blurred: sharpness below", 60, 5],
     distance: ["near duplicate: differing bits of 128, at most", 10, 1],
   };
-  const limits = Object.fromEntries(Object.entries(LIMITS).map(([name, [, usual]]) => [name, usual]));
+  const KEPT = "dataset-limits"; // in this browser
+  const kept = () => {
+    try {
+      return Object(JSON.parse(localStorage.getItem(KEPT)));
+    } catch {
+      return {};
+    }
+  };
+  const known = (name, usual) => (Number.isFinite(kept()[name]) && kept()[name] >= 0 ? kept()[name] : usual);
+  const limits = Object.fromEntries(Object.entries(LIMITS).map(([name, [, usual]]) => [name, known(name, usual)]));
+  /** Change a limit, and remember it; null is the default. */
+  const setLimit = (name, value) => {
+    limits[name] = value ?? LIMITS[name][1];
+    const own = Object.entries(limits).filter(([each, now]) => now !== LIMITS[each][1]);
+    localStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(own)));
+  };
 
   const enlargement = ({ size, resized }) => (size && resized ? Math.max(resized[0] / size[0], resized[1] / size[1]) : null);
   const lost = ({ crop }) => (crop ? 1 - crop[2] * crop[3] : null);
@@ -67,5 +82,5 @@ var Marks = (() => {
     for (const image of images) image.copies = image.measures ? paths.get(image.measures.digest).size : null;
   };
 
-  return { LIMITS, ABSENT, limits, names, words, hint, has, of, count, isMeasured, noteCopies, enlargement, lost, aspect };
+  return { LIMITS, ABSENT, limits, setLimit, names, words, hint, has, of, count, isMeasured, noteCopies, enlargement, lost, aspect };
 })();

@@ -3,6 +3,9 @@ var StepView = (() => {
   const { el, button, send, image: img } = Studio;
   const LONGEST = 310_000; // ms
   const HUES = 8; // colours of tags
+  const TOKEN_HUES = 4; // colours of tokens, in turn
+  const TOKENS = "step-tokens"; // whether tokens are shown, in this browser
+  const LONGEST_TOKENS = 65_000; // ms
 
   /** A caption with its tags coloured by their place in the written one; what was dropped is struck out below. */
   const captionOf = ({ caption, written, separator }) => {
@@ -21,6 +24,24 @@ var StepView = (() => {
       ...(gone.length && caption !== written ? [el("p", { class: "step-dropped" }, "not in this step: ", el("s", {}, gone.join(`${separator} `)))] : []),
     ];
   };
+  /** A caption with a colour for each token in turn, as each text encoder reads it; what is cut off is struck out. */
+  const tokensOf = ({ encoders }, { text, tokens }) =>
+    encoders.map(({ name, most }, place) => {
+      const spans = tokens[place];
+      const count = most == null ? spans.length : Math.min(spans.length, most);
+      const parts = [];
+      let at = 0; // one letter may be several tokens
+      spans.forEach(([start, end], number) => {
+        if (end <= at) return;
+        if (start > at) parts.push(text.slice(at, start));
+        const isCut = number >= count;
+        parts.push(el("span", { class: isCut ? "token is-cut" : "token", "data-hue": number % TOKEN_HUES }, text.slice(Math.max(start, at), end)));
+        at = end;
+      });
+      const title = `${name[0].toUpperCase()}${name.slice(1)}: ${spans.length}${most == null ? "" : ` of ${most}`} tokens`;
+      const cut = spans.length - count;
+      return el("div", { class: "step-tokens" }, el("b", {}, title, cut ? el("em", {}, `, ${cut} cut off`) : null), el("p", {}, ...(parts.length ? parts : [el("em", {}, "no text")])));
+    });
   const sampleOf = (sample) => {
     const { image, mask, path, bucket, loss_weight: weight } = sample;
     const name = ImageDetail.nameOf(path);
@@ -31,6 +52,7 @@ var StepView = (() => {
       mask ? img(`data:image/png;base64,${mask}`, `Mask of ${name}`, { class: "step-mask" }) : null,
       el("figcaption", {}, el("b", {}, name), ` ${bucket}${weight === 1 ? "" : `, loss weight ${weight}`}`),
       ...captionOf(sample),
+      el("div", { "data-tokens": "" }),
     );
   };
 
@@ -42,6 +64,30 @@ var StepView = (() => {
     const problem = el("div", { role: "alert" });
     const samples = el("div", { class: "step-samples" });
     const box = Studio.dialog({ class: "dataset-dialog", "aria-label": "What a step sees" });
+    const tokens = Studio.checkbox(localStorage.getItem(TOKENS) !== "off", () => {
+      localStorage.setItem(TOKENS, tokens.checked ? "on" : "off");
+      showTokens();
+    });
+    let shown = null; // the answer on the page
+    let unmeasured = {}; // why there are no tokens, by family and model
+    /** Show the tokens of the captions that are on the page. */
+    const showTokens = async () => {
+      const boxes = [...samples.querySelectorAll("[data-tokens]")];
+      for (const box of boxes) box.replaceChildren();
+      if (!tokens.checked || !shown?.samples.length) return;
+      const answer = shown;
+      const { family, tab, values } = request();
+      const key = `${family} ${values.pretrained_model_name_or_path} ${values.tokenizer_cache_dir}`;
+      const texts = answer.samples.map(({ caption }) => caption);
+      const body = { family, tab, values, texts, spans: true };
+      const timing = { signal: AbortSignal.timeout(LONGEST_TOKENS) };
+      const read = unmeasured[key] ? { unmeasured: unmeasured[key] } : await send("dataset/tokens", body, timing).catch((error) => ({ unmeasured: error.message }));
+      if (shown !== answer) return;
+      if (read.unmeasured) unmeasured[key] = read.unmeasured;
+      boxes.forEach((box, place) =>
+        box.replaceChildren(...(read.unmeasured ? (place ? [] : [el("p", { class: "quiet" }, `Tokens: not measured. ${read.unmeasured}`)]) : tokensOf(read, read.texts[place]))),
+      );
+    };
     let asking = false;
     let again = false;
     const load = async () => {
@@ -55,14 +101,17 @@ var StepView = (() => {
         number.max = answer.steps;
         const from = answer.seed_is_set ? `seed ${answer.seed}` : "seed 0; the form sets none, so each run draws its own";
         status.textContent = `Step ${answer.step} of ${answer.steps}, epoch ${answer.epoch}, ${from}${answer.batches > 1 ? `, ${answer.batches} batches` : ""}`;
+        shown = answer;
         samples.replaceChildren(...answer.samples.map(sampleOf), ...answer.remarks.map((text) => el("p", { class: "cell-broken" }, text)));
       });
       if (problem.childNodes.length) {
         status.textContent = "";
+        shown = null;
         samples.replaceChildren();
       }
       samples.removeAttribute("aria-busy");
       asking = false;
+      showTokens();
       if (again) {
         again = false;
         load();
@@ -82,10 +131,12 @@ var StepView = (() => {
       el("label", {}, el("span", {}, "Step"), number),
       button("›", () => go(1), { "aria-label": "Next step" }),
       el("label", {}, el("span", {}, "Seed"), seed),
+      el("label", {}, tokens, el("span", {}, "Tokens")),
     );
     box.append(Studio.closer(box), row, status, problem, samples);
     return () => {
       Studio.show(box);
+      unmeasured = {};
       load();
     };
   };

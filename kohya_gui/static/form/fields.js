@@ -97,7 +97,7 @@
   const ask = (button) => {
     const [tab, ...rest] = button.id.split("-");
     const action = rest.join("-");
-    if (!ASKING.includes(action)) return;
+    if (!ASKING.includes(action) || !Forms.tabs().includes(tab)) return; // other tabs have an Open of their own
     asked.set(tab, action === "start");
     boxOf(tab)?.querySelector(".message-error")?.classList.add("stale"); // about the previous request
     busy(tab, button);
@@ -162,7 +162,29 @@
     for (const sentence of sentences(message)) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
     if (sentences(message).every((each) => each.classList.contains("stale"))) message.classList.add("stale");
   });
-  window.Fields = { jump, panelsOf, enter, submit };
+  /** The folded panels around a field, outermost first, as the server sent the page. */
+  const panelsAround = (id) => {
+    const { components, layout } = window.gradio_config;
+    const known = new Map(components.map((each) => [each.id, each]));
+    const search = (node, around) => {
+      const { type, props } = known.get(node.id) ?? {};
+      if (props?.elem_id === id) return around;
+      const inner = type === "accordion" && props.elem_id ? [...around, props.elem_id] : around;
+      for (const child of node.children ?? []) {
+        const panels = search(child, inner);
+        if (panels) return panels;
+      }
+      return null;
+    };
+    return search(layout, []) ?? [];
+  };
+  /** Show the field of an option and write a value into it; returns whether there is such a field. */
+  const set = async (tab, name, value) => {
+    const id = `${tab}-${name}`;
+    await jump(id, panelsAround(id));
+    return Boolean(await until(() => fill(id, value)));
+  };
+  window.Fields = { jump, panelsOf, enter, submit, set };
 
   // Typed text is checked when the field is left, by the rules of Start
   document.addEventListener("focusout", async ({ target }) => {

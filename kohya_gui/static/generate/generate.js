@@ -317,8 +317,11 @@
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
     write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} images in ${answer.folder}` : "");
+    home.take.hidden = !images.length;
     home.empty.hidden = images.length > 0 || state.requests.length > 0;
   };
+
+  const useAsRegularisation = () => Studio.useAsRegularisation(folder, images.map(({ name }) => name), images[0].parameters?.prompt ?? "");
 
   // An image or a clip dropped on the tab
 
@@ -371,13 +374,14 @@
       process: el("span", { class: "quiet" }),
       folder: el("p", { class: "quiet where" }),
       images: el("div", { class: "generate-images" }),
+      take: button("Use as regularisation images…", useAsRegularisation, { class: "link", hidden: true }),
       empty: el("div", { class: "run-none" }, el("p", { class: "run-title" }, "No images yet"), el("p", {}, hint)),
     };
-    const { form, said, free, requests, warnings, process, folder, images: grid, empty } = home;
+    const { form, said, free, requests, warnings, process, folder, images: grid, take, empty } = home;
     element.className = "board";
     const head = el("div", { class: "section-head" }, choice, from, file, start);
     element.replaceChildren(el("section", { class: "card generate-card" }, head, said, form));
-    side.replaceChildren(el("div", { class: "generate-head" }, process, free), requests, warnings, empty, grid, folder);
+    side.replaceChildren(el("div", { class: "generate-head" }, process, free), requests, warnings, empty, grid, folder, take);
     choice.addEventListener("change", () => {
       draw(kept()[choice.value]);
       changed();

@@ -48,6 +48,7 @@ var Plans = (() => {
     const options = Object.entries(draft).filter(([name]) => name.startsWith("option:"));
     const values = Object.fromEntries(options.map(([name, value]) => [name.slice("option:".length), value]));
     drafts.set(tab, JSON.stringify({ family: draft.family, ...values }));
+    document.dispatchEvent(new CustomEvent("form-changed", { detail: { tab } }));
     soon();
   };
   addEventListener("click", soon, true); // another tab may be shown

@@ -130,6 +130,8 @@ class TextEncoding:
     """Everything besides the encoders that changes their outputs: a cache with a different key is rebuilt."""
     limit: Callable[[Components, TextOptions], TextLimit] | None = None
     """The length at which captions are cut, made without loading a tokenizer; None: they are not."""
+    reads: Callable[[int], tuple[int, ...]] = lambda limit: (limit,)
+    """The tokens of the limit -> how many tokens of a caption alone each text encoder reads."""
     embeddings: tuple[str, ...] = ()
     """For each text encoder the key of its embeddings in embedding files; empty: no new token can be trained."""
     sees_controls: bool = False

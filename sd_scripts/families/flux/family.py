@@ -24,6 +24,7 @@ from sd_scripts.families.flux.text import (
 )
 from sd_scripts.families.flux.vae import LATENTS, encode_images
 from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
+from sd_scripts.library.text.tokenizers import CLIP_LENGTH
 
 FAMILY = FLUX = Family(
     card=CARD,
@@ -42,6 +43,7 @@ FAMILY = FLUX = Family(
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
         limit=text_limit,
+        reads=lambda limit: (CLIP_LENGTH - 2, limit - 1),  # without CLIP's start and end, and T5's end
     ),
     blocks=Blocks(
         title="FLUX",

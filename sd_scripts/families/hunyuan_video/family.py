@@ -18,6 +18,7 @@ from sd_scripts.families.hunyuan_video.objective import loss, step_inputs
 from sd_scripts.families.hunyuan_video.sampling import prompt_captions, sample
 from sd_scripts.families.hunyuan_video.text import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
 from sd_scripts.families.hunyuan_video.vae import LATENTS, encode_images
+from sd_scripts.library.text.tokenizers import CLIP_LENGTH
 
 FAMILY = HUNYUAN_VIDEO = Family(
     card=CARD,
@@ -36,6 +37,7 @@ FAMILY = HUNYUAN_VIDEO = Family(
         cache_key=TEMPLATE.cache_key,
         cache_fits=OUTPUTS.cache_fits,
         limit=TEMPLATE.limit,
+        reads=lambda limit: (limit, CLIP_LENGTH - 2),  # without CLIP's start and end
         trim=OUTPUTS.trim,
         pad=pad_text,
     ),

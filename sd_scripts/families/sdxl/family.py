@@ -38,6 +38,7 @@ FAMILY = SDXL = Family(
         cache_suffix="te_outputs",
         cache_key=text_cache_key,
         limit=text_limit,
+        reads=lambda limit: (limit, limit),
         embeddings=("clip_l", "clip_g"),
     ),
     blocks=Blocks(

@@ -45,6 +45,7 @@ FAMILY = WAN = Family(
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
         limit=text_limit,
+        reads=lambda limit: (limit - 1,),  # without the end
         trim=trim_text,
         pad=pad_text,
     ),

@@ -1,6 +1,7 @@
 """Conventions in file and folder names of images, shared by training and the page."""
 
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -8,6 +9,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
+NOT_IN_NAMES = re.compile(r'[/\\:*?"<>|\x00-\x1f\x7f\ud800-\udfff]+')
+LONGEST_NAME = 120
+"""Bytes of a folder's name that is made of a text; file systems take 255."""
 
 
 class ByName(Generic[Value]):
@@ -65,3 +69,9 @@ def dotted(extension: str) -> str:
 def is_ending(extension: str) -> bool:
     """Whether a file name can have this extension."""
     return bool(extension.strip()) and not any(letter in '/\\:*?"<>|' or ord(letter) < 32 for letter in extension)
+
+
+def as_folder_name(text: str) -> str:
+    """Return a text as part of a folder's name: unchanged, if a folder can have this name on every system."""
+    name = NOT_IN_NAMES.sub(" ", normalized(text)).encode()[:LONGEST_NAME].decode(errors="ignore")
+    return " ".join(name.split()).rstrip(". ") or "class"

@@ -13,14 +13,12 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.generating.compare_checkpoints import CheckpointOptions, MatrixOptions, ModelPrecisionOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.generating.sampling import SampleOptions
-from sd_scripts.options.model import MODEL
-from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.comparison import FOLDER, Checkpoint, checkpoints_of
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS
 from sd_scripts.settings.checks.model_files import why_no_lora
-from sd_scripts.settings.generate_settings import DTYPES, settings_of
+from sd_scripts.settings.generate_settings import AdapterFile, settings_of_training
 from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.publish.trained import read_folder, training_settings
 
@@ -58,26 +56,10 @@ class Source:
         self, checkpoint: Checkpoint, strength: float, model: ModelPrecisionOptions, images: Mapping[str, Any]
     ) -> Settings:
         """Return the settings that generate images with a checkpoint, with the training's options of the model."""
-        values: dict[str, Any] = {"dtype": model.dtype or self._dtype, "compile": model.compile, **images}
-        file: dict[str, Any] = {**self.settings.saved(), "learning_rate": 0}
-        network = self.settings.get(NetworkOptions)
-        merged = network.base_weights if network else []
-        strengths = (network.base_weights_multiplier if network else []) or [1.0] * len(merged)
+        values: dict[str, Any] = {"dtype": model.dtype, "compile": model.compile, **images}
         if self.has_adapters:
-            merged, strengths = [*merged, str(checkpoint.path)], [*strengths, strength]
-        else:
-            file[MODEL] = str(checkpoint.path)
-        if merged:
-            values |= {"lora_weights": list(merged), "lora_multiplier": list(strengths)}
-        if self.settings.values().get("zero_terminal_snr"):
-            values["zero_terminal_snr"] = True
-        return settings_of(self.family, file, values)
-
-    @property
-    def _dtype(self) -> str:
-        """The precision that the training computed in, as generating names it."""
-        precision = self.settings[TrainingOptions].mixed_precision
-        return next(name for name, mixed in DTYPES.items() if mixed == precision)
+            return settings_of_training(self.settings, values, AdapterFile(checkpoint.path, strength))
+        return settings_of_training(self.settings, values, model=str(checkpoint.path))
 
     def image_values(self, options: MatrixOptions) -> dict[str, Any]:
         """Return the prompts, and the defaults of images for values that these do not set. Raises ValueError if there

@@ -116,3 +116,31 @@ def test_a_step_and_every_width_are_shown(dataset: Any) -> None:
     assert too_wide(dataset) == set()
     dataset.keyboard.press("Escape")
     assert too_wide(dataset) == set()
+
+
+def test_the_tab_leads_to_training_on_what_it_shows(dataset: Any, photos: Path) -> None:
+    dataset.get_by_label("Folder or dataset file").fill(str(photos / "2_cat"))
+    dataset.get_by_label("Folder or dataset file").press("Enter")
+    expect(dataset.locator("[data-dataset]")).not_to_have_attribute("aria-busy", "true")
+    dataset.wait_for_function(
+        "folder => Studio.dataset.opened()?.train.train_data_dir === folder", arg=str(photos / "2_cat")
+    )
+    dataset.locator("#dataset-train").press("Enter")
+    dataset.wait_for_function("document.activeElement.id === 'lora-start'")
+    expect(dataset.locator("#lora-train_data_dir :is(input, textarea)")).to_have_value(str(photos / "2_cat"))
+    dataset.locator("#lora-reg_data_dir a[href$='#make-images']").press("Enter")
+    dialog = dataset.locator("dialog.regularisation[open]")
+    expect(dialog.locator("li").first).to_contain_text("cat: ")
+    expect(dialog.locator("[data-action=start-regularisation]")).to_have_text(f"Generate {2 * (MANY - 1)} images")
+
+
+def test_limits_of_the_marks_are_remembered(dataset: Any) -> None:
+    dataset.get_by_text("Limits of the marks").click()
+    limit = dataset.get_by_label("cropped: loses more than (%)")
+    limit.fill("55")
+    limit.press("Tab")
+    assert dataset.evaluate("localStorage.getItem('dataset-limits')") == '{"cropped":55}'
+    limit.fill("")
+    limit.press("Tab")
+    expect(limit).to_have_value("20")
+    assert dataset.evaluate("localStorage.getItem('dataset-limits')") == "{}"

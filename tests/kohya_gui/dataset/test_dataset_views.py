@@ -229,6 +229,23 @@ def test_a_damaged_store_of_thumbnails_is_made_again(page: TestClient, allowed: 
     assert opened(page, allowed / "data")["waiting"] == 0
 
 
+def test_images_are_shown_though_thumbnails_cannot_be_kept(root: Path, page: TestClient, allowed: Path) -> None:
+    folder = allowed / "unkept" / "1_cat"
+    make_folder(folder, [(64, 64)])
+    store = thumbnail_store.thumbnails_path()
+    store.unlink(missing_ok=True)
+    store.mkdir()  # as on a full disk, nothing can be written there
+    try:
+        view = opened(page, allowed / "unkept")
+        answer = page.post("/studio/dataset/look", json={"view": view["view"], "first": []}).json()
+        (image,) = view["images"]
+        assert (answer["stored"], [*answer["measures"]], answer["waiting"]) == (False, [image["key"]], 0)
+        shown = page.get(f"/studio/dataset/thumbnail/{image['key']}")
+        assert (shown.status_code, shown.content[:2]) == (200, b"\xff\xd8")
+    finally:
+        store.rmdir()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
 def test_thumbnails_are_private(page: TestClient, allowed: Path) -> None:
     looked(page, opened(page, allowed / "data"))

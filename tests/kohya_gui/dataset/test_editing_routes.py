@@ -100,6 +100,26 @@ def test_the_page_learns_of_changes_from_outside(page: Page) -> None:
     assert changed["text"] == "a different dog"
 
 
+def test_two_browsers_on_one_folder_lose_nothing_and_see_each_other(page: Page) -> None:
+    ours, theirs = page.post("captions/read")["captions"], page.post("captions/read")["captions"]
+    a, b, c = (str(page.cats / f"{name}.png") for name in "abc")
+
+    def write(text: str, seen: Any, *paths: str) -> Any:
+        return page.post("captions/write", {"edits": {p: {"text": text, "version": seen[p]["version"]} for p in paths}})
+
+    assert write("ours", ours, a)["done"]
+    assert write("theirs", theirs, b)["done"]
+    refused = write("theirs", theirs, a, c)  # a selection with one that has changed in the meantime
+    assert [each["theirs"] for each in refused["conflicts"]] == ["ours"]
+    for seen, news in ((ours, {a: "ours", b: "theirs"}), (theirs, {a: "ours", b: "theirs"})):
+        versions = {path: caption["version"] for path, caption in seen.items()}
+        changed = page.post("captions/changed", {"versions": versions})["captions"]
+        assert {path: caption["text"] for path, caption in changed.items()} == news
+    assert page.captions()["c"]["text"] == "cat, c"
+    page.post("captions/undo")  # the newest edit, of whichever browser
+    assert [page.captions()[name]["text"] for name in "ab"] == ["ours", "cat, b"]
+
+
 def test_a_bulk_edit_does_what_its_preview_showed(page: Page) -> None:
     body = {"images": {str(page.cats): ["a.png", "b.png"]}, "edit": {"kind": "replace", "find": "cat", "text": "lion"}}
     preview = page.post("captions/preview", body)
