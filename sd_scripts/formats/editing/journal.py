@@ -21,6 +21,8 @@ from sd_scripts.formats.private import private_file, private_folder
 Author = Literal["hand", "tagger", "model", "outside"]
 State = Literal["writing", "done", "undone"]
 KEPT_ACTIONS = 500
+KEPT_BYTES = 2**30
+"""Of masks before and after edits; older edits are forgotten."""
 BUSY_SECONDS = 20.0
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -49,11 +51,19 @@ CREATE INDEX texts_of ON texts (action);
 CREATE INDEX moves_of ON moves (action);
 CREATE INDEX point_texts_of ON point_texts (point);
 """
+OLDER_MASKS = """
+SELECT action FROM (
+    SELECT action, SUM(size) OVER (ORDER BY action DESC) AS newer FROM (
+        SELECT action, SUM(COALESCE(length(before), 0) + COALESCE(length(after), 0)) AS size
+        FROM texts WHERE words = 'mask' GROUP BY action
+    )
+) WHERE newer > ?
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A caption before and after an edit; None: it does not exist."""
+    """A caption or mask before and after an edit; None: it does not exist."""
 
     place: Place
     before: bytes | None
@@ -214,6 +224,8 @@ class Journal:
             db.execute(
                 "DELETE FROM actions WHERE id NOT IN (SELECT id FROM actions ORDER BY id DESC LIMIT ?)", (KEPT_ACTIONS,)
             )
+            if any(change.place.words == "mask" for change in action.changes):
+                db.execute(f"DELETE FROM actions WHERE id != ? AND id IN ({OLDER_MASKS})", (action.id, KEPT_BYTES))
 
     def forget(self, action: Action) -> None:
         """Remove an action that was not carried out."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
+MASKS = "masks"
+"""Folder of masks next to the folders of images, where none is named."""
 
 
 class ByName(Generic[Value]):
