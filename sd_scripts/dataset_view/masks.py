@@ -19,7 +19,6 @@ EDITED_SIDE = 2048
 """Longer side at which masks are painted: more than any bucket, and smooth on a phone."""
 TINT_SIDE = 640
 FULL = 255
-COMPRESSION = 3
 
 
 def mask_to_edit(path: Path) -> dict[str, Any]:
@@ -61,16 +60,17 @@ def mask_file(pixels: Pixels, size: Size) -> bytes:
         shrinks = width >= size[0] and height >= size[1]
         filter = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         pixels = cv2.resize(pixels, size, interpolation=filter).astype(np.uint8, copy=False)
-    return _png(pixels, [cv2.IMWRITE_PNG_COMPRESSION, COMPRESSION])
+    return _png(pixels)
 
 
 def plain_mask(size: Size, value: int = FULL) -> bytes:
     """Return the PNG of a mask that has the same value, 0 or 255, everywhere."""
-    return _png(np.full((size[1], size[0]), value, np.uint8), [cv2.IMWRITE_PNG_BILEVEL, 1])
+    return _png(np.full((size[1], size[0]), value, np.uint8), cv2.IMWRITE_PNG_BILEVEL, 1)
 
 
-def _png(pixels: Pixels, how: list[int]) -> bytes:
-    _, encoded = cv2.imencode(".png", pixels, how)
+def _png(pixels: Pixels, *how: int) -> bytes:
+    # runs of equal bytes: smaller than what is usual for images, and three times as fast
+    _, encoded = cv2.imencode(".png", pixels, how or (cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_RLE))
     return encoded.tobytes()
 
 
@@ -80,4 +80,4 @@ def tint(path: Path) -> bytes:
     mask = shrunk(read_mask(path), TINT_SIDE)
     opaque = np.zeros((*mask.shape, 4), np.uint8)
     opaque[..., 3] = FULL - mask
-    return _png(opaque, [cv2.IMWRITE_PNG_COMPRESSION, COMPRESSION])
+    return _png(opaque)
