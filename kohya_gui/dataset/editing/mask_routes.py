@@ -1,6 +1,7 @@
 """Routes under /studio by which the page paints masks: read, written and removed as edits that can be undone."""
 
 import base64
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ PROGRAM = "sd_scripts.dataset_view.serve"
 LONGEST, IDLE_SECONDS = 300.0, 600.0
 AT_ONCE = 500
 """Images that one request gives white masks."""
+MOST_REMEMBERED = 256 * 2**20
+"""Bytes of the masks of a restore point."""
 METADATA = "masks: training reads none with a metadata file; open the folder of its images"
 
 
@@ -58,6 +61,17 @@ class MaskPlaces:
             new = old if old.suffix.lower() == ".png" else old.with_suffix(".png")
             places[image] = self._place(old), self._place(new)
         return places
+
+    def remembered(self, dataset: OpenedSet) -> set[Place]:
+        """Return what a restore point has of the masks of a dataset: those that are there, and where others would be.
+        Without those if together they are too large."""
+        places: set[Place] = set()
+        for source, within in dataset.groups(dataset.all_images()):
+            images = [image for image in within if has_suffix(image.name, IMAGE_SUFFIXES)]
+            with contextlib.suppress(ValueError):  # no masks are painted there
+                places.update(*self.of(source, images).values())
+        sizes = (place.file.stat().st_size for place in places if place.file.is_file())
+        return places if sum(sizes) <= MOST_REMEMBERED else set()
 
     def _place(self, file: Path) -> Place:
         return Place(self._allowed_paths.check("conditioning_data_dir", file), words="mask")

@@ -127,6 +127,7 @@ var MaskEditor = (() => {
       const scale = Math.min(1, SIDE / Math.max(...image.size));
       const [width, height] = image.size.map((side) => Math.max(1, Math.round(side * scale)));
       refs.picture.src = url(`dataset/preview/${image.key}`);
+      stage.resize(width, height);
       const { mask, version, file, folder } = await Captions.ask("masks/read", request());
       const pixels = mask && MaskPaint.stretched(await MaskPaint.unpack(mask.pixels), [mask.width, mask.height], [width, height]);
       if (number !== loading) return;
@@ -134,7 +135,6 @@ var MaskEditor = (() => {
       saved = { version, exists: Boolean(mask) };
       cursor = [width / 2, height / 2];
       [refs.canvas.width, refs.canvas.height] = [width, height];
-      stage.resize(width, height);
       all();
       refs.file.textContent = mask ? file : `${file} does not exist yet`;
       refs.file.title = folder;
@@ -180,8 +180,8 @@ var MaskEditor = (() => {
     const next = at + by;
     if (next < 0 || next >= images.length || !(await save())) return;
     at = next;
-    await show();
     stage.box.focus();
+    await show();
   };
   const close = async () => {
     if (await save()) refs.dialog.close();
@@ -394,10 +394,10 @@ var MaskEditor = (() => {
     at = Math.max(0, some.indexOf(first));
     refs.colour.value = tint();
     Studio.show(refs.dialog);
+    stage.box.focus();
     covered();
     await show();
     remarks();
-    stage.box.focus();
   };
 
   return { open, tint };

@@ -150,13 +150,13 @@ class Editor:
         return self.write(scope, label, edits, author), spared
 
     def restore(self, scope: str, point: int, name: str) -> Action | None:
-        """Put back the captions of a restore point, as an action that can be undone. Captions of images that are gone
-        are left out."""
+        """Put back the captions and masks of a restore point, as an action that can be undone. Captions of images that
+        are gone are left out."""
         with self.alone():
             contents = {
                 place: content
                 for place, content in self.journal.point_contents(scope, point).items()
-                if place.file.parent.is_dir() and (place.key is None or place.file.is_file())
+                if place.words == "mask" or (place.file.parent.is_dir() and (place.key is None or place.file.is_file()))
             }
             current = read_places(contents)
             changes = [

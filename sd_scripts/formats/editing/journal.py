@@ -102,6 +102,7 @@ class RestorePoint:
     name: str
     made: float
     captions: int
+    masks: int
 
 
 class Journal:
@@ -285,7 +286,7 @@ class Journal:
     # Restore points
 
     def add_point(self, scope: str, name: str, contents: Mapping[Place, bytes | None]) -> int:
-        """Remember the captions as they are; return the number of the restore point."""
+        """Remember captions and masks as they are; return the number of the restore point."""
         with self._open() as db:
             statement = "INSERT INTO points (scope, name, made) VALUES (?, ?, ?)"
             id = db.execute(statement, (scope, name, time.time())).lastrowid or 0
@@ -297,13 +298,16 @@ class Journal:
 
     def points(self, scope: str) -> list[RestorePoint]:
         """Return the restore points of a scope, newest first."""
-        count = "(SELECT count(*) FROM point_texts WHERE point = points.id) AS captions"
+        texts = "SELECT count(*) FROM point_texts WHERE point = points.id AND"
+        counts = f"({texts} words != 'mask') AS captions, ({texts} words = 'mask' AND content IS NOT NULL) AS masks"
         with self._open() as db:
-            rows = db.execute(f"SELECT *, {count} FROM points WHERE scope = ? ORDER BY id DESC", (scope,)).fetchall()
-        return [RestorePoint(**{name: row[name] for name in ("id", "name", "made", "captions")}) for row in rows]
+            rows = db.execute(f"SELECT *, {counts} FROM points WHERE scope = ? ORDER BY id DESC", (scope,)).fetchall()
+        return [
+            RestorePoint(**{name: row[name] for name in ("id", "name", "made", "captions", "masks")}) for row in rows
+        ]
 
     def point_contents(self, scope: str, id: int) -> dict[Place, bytes | None]:
-        """Return the captions of a restore point. Raises ValueError if it no longer exists."""
+        """Return the captions and masks of a restore point. Raises ValueError if it no longer exists."""
         with self._open() as db:
             if not db.execute("SELECT 1 FROM points WHERE id = ? AND scope = ?", (id, scope)).fetchone():
                 raise ValueError("This restore point no longer exists")

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.dataset.editing import crop_routes, mask_routes, set_routes
+from kohya_gui.dataset.editing import caption_routes, crop_routes, mask_routes, set_routes
 from kohya_gui.dataset.editing.mask_routes import drawing_process
 from kohya_gui.server.resident_process import ResidentProcess
 from sd_scripts.data.plan.epochs import plan_epoch
@@ -56,6 +56,7 @@ class Page:
             *mask_routes.routes(self.editor, allowed_paths, process),
             *crop_routes.routes(self.editor, queue, allowed_paths, process),
             *set_routes.routes(self.editor, queue, allowed_paths),
+            *caption_routes.routes(self.editor, allowed_paths),
         ]
         self.browser = TestClient(Starlette(routes=routes))
 
@@ -189,6 +190,21 @@ def test_a_full_disk_keeps_the_mask_that_is_there(page: Page, monkeypatch: pytes
     version = page.post("masks/read")["version"]
     assert "the disk is full" in page.refused("masks/write", version=version, mask=sent(painting(2)))
     assert {name: (page.root / name).read_bytes() for name in page.names()} == before
+
+
+def test_a_restore_point_has_the_masks_too(page: Page) -> None:
+    page.paint(painting(1))
+    first = (page.masks / "a.png").read_bytes()
+    (point,) = page.post("captions/points/add", name="Before")["points"]
+    assert (point["captions"], point["masks"]) == (2, 1)
+    page.paint(painting(2))
+    page.paint(painting(3), "b.png")
+    (page.cats / "b.txt").write_text("a different cat")
+    answer = page.post("captions/points/restore", point=point["id"])
+    assert answer["done"] == "Restored 1 caption and 2 masks"
+    assert [path.read_bytes() for path in page.masks.iterdir()] == [first]
+    page.undo()
+    assert np.array_equal(read_mask(page.masks / "b.png"), painting(3))
 
 
 def test_a_cut_takes_the_place_of_its_image_with_mask_and_control_image(page: Page, tmp_path: Path) -> None:
