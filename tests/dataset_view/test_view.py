@@ -213,7 +213,7 @@ def test_pixels_of_a_batch_lose_nothing() -> None:
     assert pixels_of(levels)[0, :, 0].tolist() == list(range(256))
 
 
-def test_masks_are_shown_with_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_masks_are_shown_with_their_faults(tmp_path: Path) -> None:
     make_folder(tmp_path / "1_cat", [(64, 48)] * 5)
     masks = tmp_path / "masks" / "1_cat"
     make_image(masks / "00.png", (32, 24))  # of the image's shape

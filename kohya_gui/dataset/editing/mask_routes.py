@@ -63,8 +63,8 @@ class MaskPlaces:
         return places
 
     def remembered(self, dataset: OpenedSet) -> set[Place]:
-        """Return what a restore point has of the masks of a dataset: those that are there, and where others would be.
-        Without those if together they are too large."""
+        """Return the masks of a dataset for a restore point: existing ones, and the places of those that do not exist
+        yet. None if together they are too large."""
         places: set[Place] = set()
         for source, within in dataset.groups(dataset.all_images()):
             images = [image for image in within if has_suffix(image.name, IMAGE_SUFFIXES)]

@@ -282,7 +282,7 @@ var CropEditor = (() => {
     });
   };
 
-  /** Cut these images one after the other, beginning with one of them. */
+  /** Cut these images, beginning with one of them. */
   const open = async (some, first) => {
     if (!some.length) return;
     if (!refs) build();

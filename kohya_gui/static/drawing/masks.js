@@ -10,7 +10,7 @@ var MaskEditor = (() => {
 
   let refs = null;
   let stage = null;
-  let images = []; // that are painted one after the other
+  let images = []; // that are painted, in their order
   let at = 0;
   let paint = null; // MaskPaint of the image that is shown
   let saved = null; // its mask as the server has it: {version, exists}

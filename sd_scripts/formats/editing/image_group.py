@@ -139,8 +139,8 @@ def moves_to_trash(images: Sequence[Path], extension: str, masks: tuple[Path, ..
 
 
 def moves_of_crop(image: Path, cut: Path, along: Mapping[Path, Path], caches: Iterable[Path]) -> list[Move]:
-    """Return the moves that put a cut in the place of its image, and cuts of control images `along` in the places of
-    these, source -> cut. What was there goes to the trash, with the `caches` of the image."""
+    """Return the moves by which a cut replaces its image, and cuts of control images `along` replace these, source ->
+    cut. What is replaced goes to the trash, with the `caches` of the image."""
     stamp = time.strftime("%Y-%m-%d %H.%M.%S")
     leaving = [Move(source=file, target=_trashed(file, stamp)) for file in (image, *caches, *along)]
     coming = [Move(source=part, target=file.with_suffix(".png")) for file, part in {image: cut, **along}.items()]

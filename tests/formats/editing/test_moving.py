@@ -160,7 +160,7 @@ Editor(Journal(studio)).write_files(str(folder), "Crop", [mask], moves_of_crop(i
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 @pytest.mark.parametrize("until", ["10_cat/a.png", ".crop-1/a.png"])
-def test_a_kill_in_the_middle_of_a_cut_leaves_the_image_as_it_was(dataset: Dataset, tmp_path: Path, until: str) -> None:
+def test_a_kill_in_the_middle_of_a_cut_loses_no_image(dataset: Dataset, tmp_path: Path, until: str) -> None:
     before = {name: (dataset.folder / name).read_bytes() for name in dataset.names()}
     subprocess.run([sys.executable, "-c", CUT_OFF, dataset.folder, tmp_path / "studio", until], check=False)
     assert (dataset.folder / "masks" / "a.png").read_bytes() == b"mask"

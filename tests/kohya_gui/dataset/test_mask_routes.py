@@ -207,7 +207,7 @@ def test_a_restore_point_has_the_masks_too(page: Page) -> None:
     assert np.array_equal(read_mask(page.masks / "b.png"), painting(3))
 
 
-def test_a_cut_takes_the_place_of_its_image_with_mask_and_control_image(page: Page, tmp_path: Path) -> None:
+def test_a_cut_replaces_its_image_with_mask_and_control_image(page: Page, tmp_path: Path) -> None:
     controls = tmp_path / "controls" / "10_cat"
     for name in ("a.png", "b.png"):
         make_image(controls / name, (SIZE[0] * 2, SIZE[1] * 2), 7)
