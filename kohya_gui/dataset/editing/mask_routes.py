@@ -89,9 +89,10 @@ class MaskPage:
     def read(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mask of an image as pixels, with the version that was read; `mask` is None if there is none."""
         dataset = opened(body, self._allowed_paths)
-        _, place, _ = self._one(dataset, body)
+        image, place, _ = self._one(dataset, body)
         content = read_places([place])[place]
-        answer: dict[str, Any] = {"version": version_of(content), "file": place.name, "folder": str(place.file.parent)}
+        ((source, _),) = dataset.groups([image])
+        answer: dict[str, Any] = {"version": version_of(content), "file": place.name, "root": str(source.mask_root)}
         if content is None:
             return {**answer, "mask": None}
         mask = answered(self._process, {"do": "mask", "path": str(place.file)})

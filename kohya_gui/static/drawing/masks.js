@@ -128,7 +128,7 @@ var MaskEditor = (() => {
       const [width, height] = image.size.map((side) => Math.max(1, Math.round(side * scale)));
       refs.picture.src = url(`dataset/preview/${image.key}`);
       stage.resize(width, height);
-      const { mask, version, file, folder } = await Captions.ask("masks/read", request());
+      const { mask, version, file, root } = await Captions.ask("masks/read", request());
       const pixels = mask && MaskPaint.stretched(await MaskPaint.unpack(mask.pixels), [mask.width, mask.height], [width, height]);
       if (number !== loading) return;
       paint = MaskPaint.make(width, height, pixels ?? undefined);
@@ -137,7 +137,7 @@ var MaskEditor = (() => {
       [refs.canvas.width, refs.canvas.height] = [width, height];
       all();
       refs.file.textContent = mask ? file : `${file} does not exist yet`;
-      refs.file.title = folder;
+      refs.file.title = root;
       say(mask && image.mask_problem === "differs" ? "The mask had a different shape and is stretched, as training does" : "");
     });
     buttons();
@@ -198,7 +198,7 @@ var MaskEditor = (() => {
     const masked = trained.filter(({ mask_key: key }) => key);
     const bare = [...new Set(trained.filter(({ mask_key: key }) => !key).map(({ path }) => path))];
     const { tab = "", values = {} } = Studio.dataset.form() ?? {};
-    const root = refs.file.title.replace(/[/\\][^/\\]*$/, "");
+    const root = refs.file.title;
     const isUsed = !masked.length || values.dataset_config || (values.masked_loss && values.conditioning_data_dir);
     refs.others.replaceChildren(
       `${masked.length} of ${trained.length} images have a mask. `,
