@@ -333,7 +333,7 @@ var MaskEditor = (() => {
     refs.status = el("span", { class: "quiet", role: "status" });
     refs.problem = el("div", { role: "alert" });
     refs.conflict = el("div", {});
-    refs.others = el("p", { class: "quiet others" });
+    refs.others = el("p", { class: "quiet mask-count" });
     refs.swatch = el("span", { class: "swatch", "aria-hidden": "true" });
     refs.brush = small("Brush", () => erase(false), "B", { "aria-keyshortcuts": "b" });
     refs.eraser = small("Eraser", () => erase(true), "E", { "aria-keyshortcuts": "e" });
