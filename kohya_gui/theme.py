@@ -8,7 +8,7 @@ import gradio as gr
 STYLES = (
     *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "generate/generate.css"),
     *("tools/lora_tools.css", "tools/captions.css", "generate/checkpoints.css", "dataset/dataset.css"),
-    "dataset/editing.css",
+    *("dataset/editing.css", "drawing/drawing.css"),
 )
 SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
@@ -25,7 +25,7 @@ SCRIPTS = (
         "dataset/epoch.js",
     ),
     *("dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js"),
-    "dataset/captions.js",
+    *("dataset/captions.js", "drawing/stage.js", "drawing/paint.js", "drawing/masks.js", "drawing/crop.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

@@ -22,12 +22,17 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
     def preview(request: Request) -> Response:
         return Response(views.preview(request.path_params["key"]), media_type="image/jpeg", headers=KEPT)
 
+    def tint(request: Request) -> Response:
+        return Response(views.tint(request.path_params["key"]), media_type="image/png", headers=KEPT)
+
     return [
         post("dataset/open", lambda _, body: views.open(body)),
         post("dataset/look", lambda _, body: views.look(body)),
         post("dataset/alike", lambda _, body: views.alike(body)),
         post("dataset/step", lambda _, body: views.step(body)),
         post("dataset/regularisation", lambda _, body: views.regularisation(body)),
+        post("dataset/fits", lambda _, body: views.fits(body)),
         get("dataset/thumbnail/{key}", thumbnail),
         get("dataset/preview/{key}", preview),
+        get("dataset/mask/{key}", tint),
     ]

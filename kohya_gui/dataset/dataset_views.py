@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.runs.plan_card import settings_of
@@ -32,6 +32,7 @@ REMEMBERED = 8
 LOOKED_AT_ONCE = 64
 """Images sent to the process that makes thumbnails; it answers before it has done all if they are large."""
 MOST_STEPS = 10**9
+MOST_DATASETS, MOST_SIZES, MOST_PIXELS = 10_000, 64, 1_000_000
 OTHERS = ("in_json", "dataset_config", "reg_data_dir", "conditioning_data_dir", "control_directory")
 """Options that do not concern a folder that is opened on its own."""
 SOURCES = ("train_data_dir", "dataset_config", "in_json")
@@ -40,6 +41,7 @@ OUTSIDE = "it is a link that leads outside the allowed folders"
 EMPTIED: Mapping[str, Any] = {
     **dict.fromkeys(("size", "resized", "crop")),
     **dict.fromkeys(("caption", "bucket"), ""),
+    **dict.fromkeys(("mask_key", "mask_path", "mask_problem"), ""),
     "bytes": 0,
     "links": (),
 }
@@ -55,6 +57,8 @@ class View:
     id: str
     paths: dict[str, str]
     """By key, in the order of the page."""
+    masks: dict[str, str] = field(default_factory=dict)
+    """Files of masks by their own keys."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Keys of images that were not looked at yet, in order."""
 
@@ -75,10 +79,11 @@ class DatasetViews:
         answer = answered(self._reading, {"do": "view", "settings": settings.saved()})
         images = [self._within(image) for image in answer["images"]]
         paths = {image["key"]: image["path"] for image in images if image["why"] != OUTSIDE}
+        masks = {image["mask_key"]: image["mask_path"] for image in images if image["mask_key"]}
         measures = measures_of(paths)
         readable = (image["key"] for image in images if image["size"])
         waiting = dict.fromkeys(key for key in readable if key not in measures)
-        view = View(id=secrets.token_hex(8), paths=paths, waiting=waiting)
+        view = View(id=secrets.token_hex(8), paths=paths, masks=masks, waiting=waiting)
         self.add(view)
         found = {key: vars(each) for key, each in measures.items()}
         more = {"measures": found, "waiting": len(view.waiting), "train": to_train(body, settings, answer)}
@@ -157,13 +162,31 @@ class DatasetViews:
         request = {"prompts": prompts, "images": images, "folder": place, "settings": settings.saved()}
         return {**answered(self._reading, {"do": "regularisation", **request}), "place": place}
 
+    def fits(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how images of these `sizes` would be trained in a `dataset` of the run."""
+        number, sizes = body.get("dataset"), body.get("sizes")
+        if type(number) is not int or not 0 <= number < MOST_DATASETS:
+            raise ValueError("dataset: must be the number of a dataset")
+        if not isinstance(sizes, list) or len(sizes) > MOST_SIZES or not all(map(_is_size, sizes)):
+            raise ValueError(f"sizes: must be at most {MOST_SIZES} pairs of width and height")
+        request = {"do": "fits", "settings": self._settings(body).saved(), "dataset": number, "sizes": sizes}
+        return {**answered(self._reading, request)}
+
     def path(self, key: str) -> Path:
         """Return the image with this key, of any open dataset. Raises NotFound."""
+        return self._file(key, "paths")
+
+    def _file(self, key: str, kind: Literal["paths", "masks"]) -> Path:
         with self._lock:
-            path = next((view.paths[key] for view in self._views.values() if key in view.paths), None)
+            known = [getattr(view, kind) for view in self._views.values()]
+        path = next((paths[key] for paths in known if key in paths), None)
         if path is None or not self._allowed_paths.holds(Path(path)):
             raise NotFound(GONE)
         return Path(path)
+
+    def tint(self, key: str) -> bytes:
+        """Return the areas that the mask with this key leaves out, as the opaque ones of a PNG. Raises NotFound."""
+        return self._looked_at({"do": "tint", "path": str(self._file(key, "masks"))})
 
     def thumbnail(self, key: str) -> bytes:
         """Return an image's thumbnail as a JPEG; its preview, if thumbnails cannot be kept. Raises NotFound."""
@@ -172,7 +195,10 @@ class DatasetViews:
 
     def preview(self, key: str) -> bytes:
         """Return an image as training decodes it, not larger than a screen, as a JPEG. Raises NotFound."""
-        answer = answered(self._looking, {"do": "preview", "path": str(self.path(key))})
+        return self._looked_at({"do": "preview", "path": str(self.path(key))})
+
+    def _looked_at(self, request: Mapping[str, Any]) -> bytes:
+        answer = answered(self._looking, request)
         try:
             return base64.b64decode(answer["image"])
         except (KeyError, binascii.Error) as error:
@@ -221,6 +247,14 @@ def to_train(body: Mapping[str, Any], opened: Settings, answer: Mapping[str, Any
     shown = {**opened.values(), "num_repeats": answer["num_repeats"]}
     form = settings_of(body).values()
     return {name: shown[name] for name in (*SOURCES, "num_repeats") if shown[name] != form[name]}
+
+
+def _is_size(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(side) is int and 0 < side <= MOST_PIXELS for side in value)
+    )
 
 
 def opened_instead(settings: Settings, place: str) -> Settings:

@@ -18,9 +18,11 @@ class ResidentProcess:
     """Runs a module that serves requests (`sd_scripts.machine.resident`), one at a time. All methods are
     thread-safe."""
 
-    def __init__(self, program: str, longest: float = LONGEST) -> None:
-        self._program, self._longest = program, longest
+    def __init__(self, program: str, longest: float = LONGEST, idle: float | None = None) -> None:
+        """`idle`: seconds without a request after which the process ends."""
+        self._program, self._longest, self._idle = program, longest, idle
         self._one_at_a_time = threading.Lock()
+        self._timer: threading.Timer | None = None
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -40,12 +42,23 @@ class ResidentProcess:
         """
         line = json.dumps(request)
         with self._one_at_a_time:
-            for _ in range(2):
-                if answer := self._answer(self._alive(), line):
-                    content: Mapping[str, Any] = json.loads(answer)
-                    return content
-                self._end()
+            try:
+                for _ in range(2):
+                    if answer := self._answer(self._alive(), line):
+                        content: Mapping[str, Any] = json.loads(answer)
+                        return content
+                    self._end()
+            finally:
+                self._end_later()
         raise EOFError
+
+    def _end_later(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        if self._idle:
+            self._timer = threading.Timer(self._idle, self.close)
+            self._timer.daemon = True
+            self._timer.start()
 
     def close(self) -> None:
         """End the process."""

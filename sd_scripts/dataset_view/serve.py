@@ -13,9 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.data.sources.images import UnreadableImage
+from sd_scripts.data.plan.buckets import Size
+from sd_scripts.data.sources.images import UnreadableImage, read_each, read_size
 from sd_scripts.dataset_view import regularisation
+from sd_scripts.dataset_view.crops import Box, cut, cut_along, fits_of, rules_of
 from sd_scripts.dataset_view.looking import alike, look_at, preview
+from sd_scripts.dataset_view.masks import mask_file, mask_to_edit, plain_mask, received, tint
 from sd_scripts.dataset_view.view import view_of
 from sd_scripts.machine.resident import serve
 from sd_scripts.machine.thumbnail_store import Measures, remember
@@ -74,7 +77,11 @@ def _look(request: Mapping[str, Any]) -> Answer:
 
 def _preview(request: Mapping[str, Any]) -> Answer:
     """Return `image`, the image at `path` as a JPEG in Base64."""
-    return {"image": base64.b64encode(preview(Path(request["path"]))).decode()}
+    return {"image": _encoded(preview(Path(request["path"])))}
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _alike(request: Mapping[str, Any]) -> Answer:
@@ -102,12 +109,65 @@ def _tokens(request: Mapping[str, Any]) -> Answer:
     return (tokens_read if request.get("spans") else token_counts)(settings_of(request), request["texts"])
 
 
+def _mask(request: Mapping[str, Any]) -> Answer:
+    """Return the mask at `path` as `mask_to_edit` does."""
+    return mask_to_edit(Path(request["path"]))
+
+
+def _tint(request: Mapping[str, Any]) -> Answer:
+    """Return `image`, the mask at `path` as `tint` does, in Base64."""
+    return {"image": _encoded(tint(Path(request["path"])))}
+
+
+def _mask_file(request: Mapping[str, Any]) -> Answer:
+    """Return `file`, the PNG of the mask that a page sent for `image`, in Base64."""
+    pixels = received(request["width"], request["height"], request["pixels"])
+    return {"file": _encoded(mask_file(pixels, read_size(Path(request["image"]))))}
+
+
+def _white_masks(request: Mapping[str, Any]) -> Answer:
+    """Return `files`, the PNG of a mask for each of the `images` that can be read, in Base64, by path."""
+    files: dict[str, str] = {}
+    made: dict[Size, str] = {}
+    for path, size in read_each(read_size, map(Path, request["images"])):
+        if not isinstance(size, UnreadableImage):
+            if size not in made:
+                made[size] = _encoded(plain_mask(size))
+            files[str(path)] = made[size]
+    return {"files": files}
+
+
+def _fits(request: Mapping[str, Any]) -> Answer:
+    """Return `fits`, as `fits_of` does, for the `sizes` in a `dataset` of the run."""
+    rules = rules_of(settings_of(request))
+    return {"fits": fits_of(rules[min(request["dataset"], len(rules) - 1)], [*map(tuple, request["sizes"])])}
+
+
+def _cut(request: Mapping[str, Any]) -> Answer:
+    """Write the part of `image` in a `box` to `target`, and the same part of the files `along`,
+    [[source, target, is_mask], ...]; return the sources that were `left`, since they have a different shape."""
+    box: Box = tuple(request["box"])
+    size = cut(Path(request["image"]), box, Path(request["target"]))
+    left = [
+        source
+        for source, target, is_mask in request["along"]
+        if not cut_along(Path(source), box, size, Path(target), is_mask=is_mask)
+    ]
+    return {"left": left}
+
+
 ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
     "view": _view,
     "look": _look,
     "preview": _preview,
     "alike": _alike,
     "regularisation": _regularisation,
+    "mask": _mask,
+    "tint": _tint,
+    "mask_file": _mask_file,
+    "white_masks": _white_masks,
+    "fits": _fits,
+    "cut": _cut,
     "step": _step,
     "tokens": _tokens,
 }

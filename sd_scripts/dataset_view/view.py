@@ -4,21 +4,25 @@ Buckets, resizes, crops, repeats and captions come from the plan of the run. Wha
 the reason; without a plan all images are, and where possible with their buckets.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
-from sd_scripts.data.plan.blueprint import Blueprint, read_blueprint
+from sd_scripts.data.plan.blueprint import Blueprint, Subset, read_blueprint
 from sd_scripts.data.plan.buckets import BucketFit, Extent, Size
 from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_images
 from sd_scripts.data.plan.epochs import batch_shapes
 from sd_scripts.data.plan.items import Item
-from sd_scripts.data.sources.images import Augmentation, is_too_elongated, place_of
+from sd_scripts.data.sources.images import Augmentation, UnreadableImage, is_too_elongated, place_of
+from sd_scripts.data.sources.masks import MaskFacts, mask_facts
+from sd_scripts.dataset_view.crops import frames_of, rules_of
 from sd_scripts.dataset_view.folder_files import FolderFiles, files_of, folders_below, why_left_out
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.images.mask_files import find_masks, usual_root
 from sd_scripts.machine import garbage_collection
+from sd_scripts.machine.thumbnail_store import image_key
 from sd_scripts.options.dataset import VARY_IMAGES, CaptionOptions, DatasetOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.training import TrainingOptions
@@ -62,6 +66,12 @@ class ShownImage:
     captioned: bool = False
     """Whether it has a caption file, or a caption in the metadata file."""
     mask: bool = False
+    """Whether training uses a mask for it."""
+    mask_key: str = ""
+    """Of its mask file, used or not; empty without one."""
+    mask_path: str = ""
+    mask_problem: Literal["", "differs", "black", "broken"] = ""
+    """What is likely wrong with that file: a different shape than the image, nothing to train, not readable."""
     controls: int = 0
     cached: bool = False
     """Whether a file of cached latents is next to it."""
@@ -91,6 +101,7 @@ def view_of(settings: Settings) -> dict[str, Any]:
         "sum": sum_of(view.plan, view.settings) if view.plan else None,
         "buckets": buckets_of(view.plan, view.settings) if view.plan else [],
         "folders": [str(folder) for folder in folders],
+        "frames": _frames(view.settings),
         "caption_extension": view.settings[CaptionOptions].caption_extension,
         "caption_separator": view.settings[CaptionOptions].caption_separator,
         "warnings": view.warnings,
@@ -145,7 +156,47 @@ def shown_images(view: View) -> tuple[list[ShownImage], list[Path]]:
     fits = _fits(left, blueprint, view.settings) if not view.plan else {}
     why = "; ".join(view.refused[:1]) if not view.plan else ""
     images += [_left_out(path, why, fits.get(path), listings[path.parent]) for path in left]
-    return images, places
+    return with_masks(images, mask_files(images, subsets, view)), places
+
+
+def mask_files(images: Sequence[ShownImage], subsets: Mapping[Path, Subset], view: View) -> dict[str, Path]:
+    """Return the mask file of each image that has one, by its path, also if training does not use masks."""
+    usual = view.settings[DatasetOptions].conditioning_data_dir
+    by_folder: dict[Path, list[Path]] = {}
+    for image in images:
+        by_folder.setdefault(Path(image.path).parent, []).append(Path(image.path))
+    found: dict[str, Path] = {}
+    for folder, within in by_folder.items():
+        subset = subsets.get(folder)
+        if subset and subset.is_reg:
+            continue
+        named = (subset and subset.conditioning_data_dir) or usual
+        root = Path(named) if named else usual_root(folder)
+        if root.is_dir():
+            found |= {str(image): mask for image, mask in find_masks(root, folder.name, within).items()}
+    return found
+
+
+def with_masks(images: Sequence[ShownImage], masks: Mapping[str, Path]) -> list[ShownImage]:
+    """Return images with what is known of their mask files."""
+    facts = mask_facts(masks.values())
+    return [
+        replace(image, **_mask_of(image, mask, facts[mask])) if (mask := masks.get(image.path)) else image
+        for image in images
+    ]
+
+
+def _mask_of(image: ShownImage, mask: Path, facts: MaskFacts | UnreadableImage) -> dict[str, Any]:
+    broken = isinstance(facts, UnreadableImage)
+    size, changed = (0, 0) if broken else (mask.stat().st_size, mask.stat().st_mtime_ns)
+    problem = ""
+    if isinstance(facts, UnreadableImage):
+        problem = "broken"
+    elif facts.is_black:
+        problem = "black"
+    elif image.size and not facts.fits(image.size):
+        problem = "differs"
+    return {"mask_key": image_key(str(mask), size, changed), "mask_path": str(mask), "mask_problem": problem}
 
 
 def _blueprint(settings: Settings) -> Blueprint | None:
@@ -153,6 +204,13 @@ def _blueprint(settings: Settings) -> Blueprint | None:
         return read_blueprint(settings, lambda _: None)
     except (ValueError, OSError, AssertionError):
         return None
+
+
+def _frames(settings: Settings) -> list[list[Size]]:
+    try:
+        return frames_of(rules_of(settings))
+    except (ValueError, OSError, AssertionError):
+        return []  # the reason is among the refusals
 
 
 def _fits(paths: Sequence[Path], blueprint: Blueprint | None, settings: Settings) -> dict[Path, Item]:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.plan.epochs import plan_epoch
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import read_image, resize
+from sd_scripts.dataset_view.crops import fits_of, rules_of
 from sd_scripts.dataset_view.step_view import pixels_of
 from sd_scripts.dataset_view.view import plan_view, shown_images, view_of
 from sd_scripts.settings.settings import Settings
@@ -209,3 +211,32 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
 def test_pixels_of_a_batch_lose_nothing() -> None:
     levels = torch.arange(256, dtype=torch.float32).repeat(3, 1, 1).div(127.5).sub(1)
     assert pixels_of(levels)[0, :, 0].tolist() == list(range(256))
+
+
+def test_masks_are_shown_with_their_faults(tmp_path: Path) -> None:
+    make_folder(tmp_path / "1_cat", [(64, 48)] * 5)
+    masks = tmp_path / "masks" / "1_cat"
+    make_image(masks / "00.png", (32, 24))  # of the image's shape
+    make_image(masks / "01.png", (48, 48))
+    Image.new("L", (64, 48)).save(masks / "02.png")
+    (masks / "03.png").write_bytes(b"no image")
+    shown = {Path(image["path"]).stem: image for image in view_of(settings_of(train_data_dir=tmp_path))["images"]}
+    assert [shown[f"0{n}"]["mask_problem"] for n in range(5)] == ["", "differs", "black", "broken", ""]
+    assert [bool(shown[f"0{n}"]["mask_key"]) for n in range(5)] == [True, True, True, True, False]
+    assert not any(image["mask"] for image in shown.values())  # training does not use them yet
+    used = settings_of(train_data_dir=tmp_path, masked_loss=True, conditioning_data_dir=tmp_path / "masks")
+    view = view_of(used)
+    assert "has no mask for 04.png" in view["refused"][0]
+    assert shown["00"]["mask_key"] == next(image for image in view["images"] if "00" in image["path"])["mask_key"]
+
+
+def test_a_cut_is_shown_with_the_bucket_that_training_gives_it(tmp_path: Path) -> None:
+    sizes = [(64, 64), (100, 40), (33, 97), (640, 480), (20, 20)]
+    make_folder(tmp_path / "1_cat", sizes)
+    settings = settings_of(train_data_dir=tmp_path)
+    view = view_of(settings)
+    shown = sorted(view["images"], key=lambda image: str(image["path"]))
+    fits = fits_of(rules_of(settings)[0], sizes)
+    assert [fit and "x".join(map(str, fit["bucket"])) for fit in fits] == [image["bucket"] for image in shown]
+    assert [fit and fit["resized"] for fit in fits] == [image["resized"] for image in shown]
+    assert all(image["bucket"] in {"x".join(map(str, frame)) for frame in view["frames"][0]} for image in shown)

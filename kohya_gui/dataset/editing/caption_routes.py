@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.dataset.editing.mask_routes import MaskPlaces
 from kohya_gui.dataset.editing.opened_set import OpenedSet, opened
 from kohya_gui.server.json_routes import post
 from sd_scripts.formats.disk import NotWritten
@@ -136,27 +137,29 @@ class CaptionPage:
         }
 
     def add_point(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Remember all captions of the dataset under a name."""
+        """Remember all captions and masks of the dataset under a name."""
         dataset = opened(body, self._allowed_paths)
         name = str(body.get("name") or "").strip()
         if not name or len(name) > MOST_POINT_NAME or not name.isprintable():
             raise ValueError(f"name: type 1 to {MOST_POINT_NAME} characters")
         places = self._places(dataset, dataset.all_images())
+        masks = MaskPlaces(self._allowed_paths).remembered(dataset)
         with self._editor.alone():
-            self._editor.journal.add_point(dataset.scope, name, read_places(places.values()))
+            self._editor.journal.add_point(dataset.scope, name, read_places([*places.values(), *masks]))
         return self.history(body)
 
     def restore(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Put the captions of a restore point back; the edit can be undone."""
+        """Put the captions and masks of a restore point back; the edit can be undone."""
         dataset = opened(body, self._allowed_paths)
         id = _number(body, "point")
         names = {point.id: point.name for point in self._editor.journal.points(dataset.scope)}
         for place in self._editor.journal.point_contents(dataset.scope, id):
             self._allowed_paths.check("restore", place.file)
         action = self._editor.restore(dataset.scope, id, names.get(id, ""))
-        done = (
-            f"Restored {counted(len(action.changes), 'caption')}" if action else "All captions have these texts already"
-        )
+        masks = sum(change.place.words == "mask" for change in action.changes) if action else 0
+        captions = len(action.changes) - masks if action else 0
+        parts = [counted(count, noun) for count, noun in ((captions, "caption"), (masks, "mask")) if count]
+        done = f"Restored {' and '.join(parts)}" if parts else "All captions and masks are as they were"
         return {"done": done, "reload": action is not None, **self.history(body)}
 
     def remove_point(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The dataset that a request is about: its folders, and where the captions of its images are."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from sd_scripts.formats.editing.places import Place, caption_places
 from sd_scripts.formats.images.caption_files import ANY_IMAGES
 from sd_scripts.formats.images.folder_names import is_ending, numbered
 from sd_scripts.formats.images.image_folders import find_media, has_suffix
+from sd_scripts.formats.images.mask_files import usual_root
 from sd_scripts.formats.images.metadata_file import keys_of, read_metadata
 
 MOST_IMAGES = 100_000
@@ -27,6 +28,9 @@ class Source:
     extension: str
     metadata: Path | None = None
     masks: tuple[Path, ...] = ()
+    """Folders with the masks and control images of its images."""
+    mask_root: Path | None = None
+    """Where its masks are, or will be; None for a metadata file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,20 +121,31 @@ def opened(body: Mapping[str, Any], allowed_paths: AllowedPaths) -> OpenedSet:
     masks = _mask_folders(body.get("masks"))
     if path.is_dir():
         folders = [path, *(each for each in sorted(path.iterdir()) if each.is_dir() and numbered(each.name))]
-        return _allowed(
-            OpenedSet(
-                place=path, sources=tuple(Source(folder=each, extension=extension, masks=masks) for each in folders)
-            ),
-            allowed_paths,
-        )
+        sources = tuple(_source(each, extension, masks, body.get("mask_folder"), allowed_paths) for each in folders)
+        return _allowed(OpenedSet(place=path, sources=sources), allowed_paths)
     match path.suffix.lower():
         case ".toml":
-            return _allowed(_configured(path, extension), allowed_paths)
+            return _allowed(_configured(path, extension, allowed_paths), allowed_paths)
         case ".json" | ".jsonl":
             is_config = path.suffix.lower() == ".json" and "datasets" in read_document(path)
-            opened_set = _configured(path, extension) if is_config else _with_metadata(path, body.get("image_dir"))
+            opened_set = (
+                _configured(path, extension, allowed_paths)
+                if is_config
+                else _with_metadata(path, body.get("image_dir"))
+            )
             return _allowed(opened_set, allowed_paths)
     raise ValueError(f"place: '{place}' is neither a folder nor a dataset file (.toml, .json, .jsonl)")
+
+
+def _source(
+    folder: Path, extension: str, beside: tuple[Path, ...], mask_folder: Any, allowed_paths: AllowedPaths
+) -> Source:
+    """Return a folder of images whose masks are in `mask_folder`, if that is named."""
+    is_named = isinstance(mask_folder, str) and mask_folder.strip()
+    root = _path(mask_folder) if is_named else usual_root(folder)
+    has_masks = root.is_dir() and (is_named or allowed_paths.holds(root))
+    masks = dict.fromkeys((*beside, *([root] if has_masks else [])))
+    return Source(folder=folder, extension=extension, masks=tuple(masks), mask_root=root)
 
 
 def _mask_folders(named: Any) -> tuple[Path, ...]:
@@ -142,22 +157,18 @@ def _mask_folders(named: Any) -> tuple[Path, ...]:
     return tuple(_path(path) for path in named if path.strip())
 
 
-def _configured(path: Path, extension: str) -> OpenedSet:
+def _configured(path: Path, extension: str, allowed_paths: AllowedPaths) -> OpenedSet:
     subsets = subsets_in(path)
     sources = []
     for subset in subsets:
         values = subset.values
-        masks = [_path(values[key]) for key in ("conditioning_data_dir", "control_directory") if values.get(key)]
+        beside = tuple(_path(values[key]) for key in ("control_directory",) if values.get(key))
         if folder := values.get("image_dir"):
-            metadata = values.get("metadata_file")
-            sources.append(
-                Source(
-                    folder=_path(folder),
-                    extension=str(values.get("caption_extension") or extension),
-                    metadata=_path(metadata) if metadata else None,
-                    masks=tuple(masks),
-                )
-            )
+            ending = str(values.get("caption_extension") or extension)
+            source = _source(_path(folder), ending, beside, values.get("conditioning_data_dir"), allowed_paths)
+            if metadata := values.get("metadata_file"):
+                source = replace(source, metadata=_path(metadata), mask_root=None)
+            sources.append(source)
         elif metadata := values.get("metadata_file"):
             sources += _with_metadata(_path(metadata), None).sources
     return OpenedSet(place=path, sources=tuple(sources), subsets=tuple(subsets))

@@ -26,6 +26,7 @@ from sd_scripts.formats.editing.image_group import (
     moves_to,
     moves_to_trash,
     renamed_for,
+    staged_in,
 )
 from sd_scripts.formats.editing.incoming import Incoming, Received, remove_stale_uploads
 from sd_scripts.formats.editing.journal import Move
@@ -98,7 +99,8 @@ class SetPage:
         dataset = opened(body, self._allowed_paths)
         images = in_trash(dataset.folders)
         with self._editor.alone():
-            for folder in {path.parent for path in images}:
+            staged = (path for folder in dataset.folders for path in staged_in(folder))
+            for folder in {*(path.parent for path in images), *staged}:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._editor.journal.forget_moves_into(folder)
         return {"done": f"Deleted {counted(len(images), 'image')} for good"}

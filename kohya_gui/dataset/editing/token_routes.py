@@ -1,6 +1,5 @@
 """The route under /studio that counts the tokens of captions, as the model family that was chosen reads them."""
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,8 +24,7 @@ class TokenCounter:
 
     def __init__(self, allowed_paths: AllowedPaths) -> None:
         self._allowed_paths = allowed_paths
-        self._process = ResidentProcess(PROGRAM, LONGEST)
-        self._timer: threading.Timer | None = None
+        self._process = ResidentProcess(PROGRAM, LONGEST, IDLE_SECONDS)
 
     def count(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of `sd_scripts.dataset_view.token_counts` for texts: how long they are, or with `spans`
@@ -46,15 +44,6 @@ class TokenCounter:
             return {**answered(self._process, request)}
         except ValueError as error:
             return {"unmeasured": str(error)}
-        finally:
-            self._end_later()
-
-    def _end_later(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._timer = threading.Timer(IDLE_SECONDS, self._process.close)
-        self._timer.daemon = True
-        self._timer.start()
 
 
 def routes(allowed_paths: AllowedPaths) -> list[Route]:

@@ -39,7 +39,7 @@ var Captions = (() => {
   const place = () => {
     const { conditioning_data_dir: masks, control_directory: controls } = Studio.dataset.form()?.values ?? {};
     const extension = Studio.dataset.opened()?.caption_extension || ".txt";
-    return { place: Studio.dataset.folder(), extension, masks: [masks, controls].filter((path) => typeof path === "string" && path) };
+    return { place: Studio.dataset.folder(), extension, mask_folder: masks, masks: [masks, controls].filter((path) => typeof path === "string" && path) };
   };
   /** Send a request about the dataset that is open, and note what can be undone since. */
   const ask = async (route, body = {}) => {

@@ -4,6 +4,7 @@ Studio.dataset = (() => {
   const PLACE = "dataset-place"; // the folder and training tab that were shown last
   const LONGEST = 310_000; // ms, a little more than the server gives itself
   const SIZES = [110, 320];
+  const HIDDEN = "dataset-masks-hidden";
 
   let place = JSON.parse(localStorage.getItem(PLACE) ?? "{}");
   let data = null; // the answer of dataset/open, with measurements in its images
@@ -51,18 +52,21 @@ Studio.dataset = (() => {
     refs.status.textContent = "Reading the images…";
     const before = new Map((data?.images ?? []).map((image) => [key(image), image]));
     const chosen = new Set(grid.chosen().map(key));
+    const active = grid.active() && key(grid.active());
     await attempt(refs.problem, async () => {
       const answer = await send("dataset/open", { ...drafts[used], folder: place.folder }, { signal: AbortSignal.timeout(LONGEST) });
       data = answer;
       data.images.forEach((image, number) => Object.assign(image, { number, measures: answer.measures[image.key] ?? null, problem: "", alike: null, copies: null }));
       waiting = answer.waiting;
       Marks.noteCopies(data.images);
+      Marks.noteMasks(data.images);
       document.dispatchEvent(new CustomEvent("dataset-opened", { detail: { folder: place.folder } }));
       const isSame = before.size && data.images.some((image) => before.has(key(image)));
       if (!isSame) bucket = null;
       tags();
       arrange(isSame);
       if (chosen.size) grid.select(data.images.filter((image) => chosen.has(key(image))));
+      if (active) grid.activate((image) => key(image) === active);
       look();
     });
     host.removeAttribute("aria-busy");
@@ -170,6 +174,8 @@ Studio.dataset = (() => {
     if (image.measures) inner.append(el("img", { src: ImageDetail.thumbnail(image), alt: "", decoding: "async", draggable: "false" }));
     else if (!image.size || image.problem) inner.append(el("span", { class: "cell-broken" }, "✕"));
     const frame = image.measures && ImageDetail.frame(image);
+    const tint = image.measures && ImageDetail.tinted(image);
+    if (tint) inner.append(tint);
     if (frame) inner.append(frame);
     const view = el("div", { class: "cell-image" }, inner, el("span", { class: "cell-tick", "aria-hidden": "true" }, "✓"));
     view.style.height = `${side}px`;
@@ -178,11 +184,24 @@ Studio.dataset = (() => {
     const repeats = image.repeats ? ` ×${image.repeats}` : "";
     return [
       view,
-      el("div", { class: "cell-line" }, el("span", { class: "cell-name", title: image.path }, ImageDetail.nameOf(image.path)), el("span", { class: "cell-facts" }, `${image.size ? image.size.join("x") : "?"} ${bucketText}${repeats}${image.cached ? " · cached" : ""}`)),
+      el("div", { class: "cell-line" }, el("span", { class: "cell-name", title: image.path }, ImageDetail.nameOf(image.path)), el("span", { class: "cell-facts" }, `${image.size ? image.size.join("x") : "?"} ${bucketText}${repeats}${image.mask_key ? " · mask" : ""}${image.cached ? " · cached" : ""}`)),
       el("div", { class: "cell-caption" }, marks.length ? el("span", { class: "cell-marks" }, `${marks.map(Marks.words).join(", ")} `) : null, image.caption),
     ];
   };
-  const detail = () => ImageDetail.show(refs.detail, grid.active(), { ways: grid.active() ? [button("Enlarge", refs.enlarge, { class: "quiet-button" })] : [] });
+  const detail = () => ImageDetail.show(refs.detail, grid.active(), { ways: grid.active() ? ways() : [] });
+  const ways = () => [
+    button("Mask…", () => drawOn(MaskEditor), { class: "quiet-button", title: "M: paint what is not trained", "aria-keyshortcuts": "m" }),
+    button("Crop…", () => drawOn(CropEditor), { class: "quiet-button", title: "C: cut images by hand", "aria-keyshortcuts": "c" }),
+    button("Enlarge", refs.enlarge, { class: "quiet-button" }),
+  ];
+  /** Paint on or cut the selected images if there are several, else all that are shown, from the active one on. */
+  const drawOn = (editor) => {
+    const chosen = grid.chosen();
+    const some = chosen.length > 1 ? chosen : grid.items();
+    const paths = new Set(); // an image of several datasets is drawn on once
+    const once = some.filter(({ path, frames }) => !frames && !paths.has(path) && paths.add(path));
+    editor.open(once, grid.active() ?? once[0]);
+  };
 
   const chips = () => {
     const counts = Marks.count(data.images);
@@ -288,8 +307,9 @@ Studio.dataset = (() => {
     refs.tags = el("datalist", { id: "dataset-tags" });
     refs.tag = el("input", { type: "search", list: "dataset-tags", placeholder: "Tag", "aria-label": "Tag", oninput: () => arrange() });
     refs.order = select({ "aria-label": "Order", onchange: () => arrange() }, Object.entries(ORDERS).map(([name, [words]]) => [name, words]));
-    refs.reverse = button("↓", reverse, { class: "quiet-button", "aria-pressed": "false", "aria-label": "Reverse the order" });
+    refs.reverse = button("↓", reverse, { class: "quiet-button turning", "aria-pressed": "false", "aria-label": "Reverse the order" });
     refs.size = el("input", { type: "range", min: SIZES[0], max: SIZES[1], value: localStorage.getItem("dataset-size") ?? 160, "aria-label": "Size of the thumbnails", oninput: resize });
+    refs.masks = button("Masks", showMasks, { class: "quiet-button", "aria-pressed": String(!localStorage.getItem(HIDDEN)), title: "Colour what masks leave out" });
     refs.detail = el("section", { class: "dataset-detail", "aria-label": "Image" });
     refs.side = el("aside", { id: "dataset-side", "aria-label": "Captions" });
     grid = ImageGrid.make({ title: "Images", height: (width) => width + 44, cell, changed, opened: () => refs.enlarge() });
@@ -323,6 +343,7 @@ Studio.dataset = (() => {
           button("None", () => grid.none(), { class: "quiet-button" }),
           button("Caption…", caption, { class: "quiet-button", id: "dataset-caption", title: "Tag or caption the selected images, or all" }),
           refs.size,
+          refs.masks,
           button("What a step sees…", StepView.make(() => ({ ...form(place.tab), folder: place.folder })), { class: "quiet-button" }),
           el("details", { class: "limits" }, el("summary", {}, "Limits of the marks"), el("div", {}, ...limits())),
         ),
@@ -331,6 +352,13 @@ Studio.dataset = (() => {
       el("div", { class: "dataset-body" }, el("div", { class: "grid-place" }, grid.box, refs.empty), el("div", { class: "dataset-right" }, refs.detail, refs.side)),
     );
     grid.resize(Number(refs.size.value));
+    grid.box.addEventListener("keydown", (event) => {
+      const editor = { m: MaskEditor, c: CropEditor }[event.key];
+      if (!editor || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      drawOn(editor);
+    });
+    tint();
     detail();
     return true;
   };
@@ -346,6 +374,17 @@ Studio.dataset = (() => {
   const caption = () => {
     const chosen = selection();
     Studio.caption(place.folder, chosen.length ? chosen : [...new Set((data?.images ?? []).map(({ path }) => path))]);
+  };
+  const showMasks = () => {
+    if (localStorage.getItem(HIDDEN)) localStorage.removeItem(HIDDEN);
+    else localStorage.setItem(HIDDEN, "1");
+    tint();
+  };
+  const tint = () => {
+    const isHidden = Boolean(localStorage.getItem(HIDDEN));
+    refs.masks.setAttribute("aria-pressed", String(!isHidden));
+    host.classList.toggle("masks-hidden", isHidden);
+    host.style.setProperty("--mask-tint", MaskEditor.tint());
   };
   const reverse = () => {
     refs.reverse.setAttribute("aria-pressed", String(refs.reverse.getAttribute("aria-pressed") !== "true"));
@@ -425,6 +464,7 @@ Studio.dataset = (() => {
     selection,
     update,
     visit,
+    tint,
     active: () => grid?.active() ?? null,
     images: () => data?.images ?? [],
     folder: () => place.folder,

@@ -20,11 +20,24 @@ var ImageDetail = (() => {
     return element;
   };
 
+  /** The colour over what the mask of an image leaves out; null without a mask. */
+  const tinted = ({ mask_key: key }) => {
+    if (!key || key === "new") return null;
+    const element = el("div", { class: "mask-tint", "aria-hidden": "true" });
+    element.style.setProperty("--mask", `url("${url(`dataset/mask/${key}`)}")`);
+    return element;
+  };
+
   const ROLES = { trained: "", regularisation: "regularisation image", validation: "kept out for validation", "left out": "left out" };
   const scale = (image) => {
     const by = Marks.enlargement(image);
     if (by == null) return "";
     return by > 1.0001 ? `enlarged to ${Math.round(100 * by)} %` : by < 0.9999 ? `shrunk to ${Math.round(100 * by)} %` : "not resized";
+  };
+  const maskWords = ({ mask, mask_path: path, mask_problem: problem }) => {
+    const faults = { differs: "has a different shape and is stretched", black: "is all black: nothing is trained", broken: "cannot be read" };
+    const words = [path ? nameOf(path) : "the image's transparency", faults[problem], mask ? "" : "not used: masked_loss or conditioning_data_dir is not set"];
+    return words.filter(Boolean).join(", ");
   };
   const facts = (image) => {
     const { measures, problem } = image;
@@ -39,7 +52,7 @@ var ImageDetail = (() => {
       ROLES[image.role] ? ["Use", image.why ? `${ROLES[image.role]}: ${image.why}` : ROLES[image.role]] : null,
       image.role === "left out" ? null : ["Repeats", String(image.repeats)],
       image.frames ? ["Clip", `${image.frames} frames of it; the first is measured`] : null,
-      image.mask ? ["Mask", "yes"] : null,
+      image.mask || image.mask_key ? ["Mask", maskWords(image)] : null,
       image.controls ? ["Control images", String(image.controls)] : null,
       ["Latents", image.cached ? "a cache file is next to it; training checks whether it is valid" : "not cached on disk"],
       ["Sharpness", measured(measures?.sharpness.toFixed(0))],
@@ -63,7 +76,7 @@ var ImageDetail = (() => {
     const seen = el("div", { class: "detail-image" });
     if (image.size) {
       const picture = img(preview(image), nameOf(image.path), { loading: "eager" });
-      const inner = el("div", { class: "framed" }, picture, frame(image));
+      const inner = el("div", { class: "framed" }, picture, tinted(image), frame(image));
       inner.style.aspectRatio = `${image.size[0]} / ${image.size[1]}`;
       inner.style.setProperty("--ratio", String(image.size[0] / image.size[1]));
       seen.append(inner);
@@ -100,5 +113,5 @@ var ImageDetail = (() => {
     };
   };
 
-  return { show, dialog, frame, thumbnail, nameOf, sides, percent };
+  return { show, dialog, frame, tinted, thumbnail, nameOf, sides, percent };
 })();

@@ -87,12 +87,12 @@ var DatasetFiles = (() => {
           } else draw();
           if (answer.done) Captions.say(answer.done);
         });
-      const point = ({ id, name: words, made, captions }) =>
+      const point = ({ id, name: words, made, captions, masks }) =>
         el(
           "li",
           {},
           el("b", {}, words),
-          el("span", { class: "quiet" }, ` ${Studio.when(made, true)}, ${many(captions, "caption")} `),
+          el("span", { class: "quiet" }, ` ${Studio.when(made, true)}, ${many(captions, "caption")}${masks ? `, ${many(masks, "mask")}` : ""} `),
           button("Restore", () => act("captions/points/restore", { point: id }, true), { class: "small-button", "aria-label": `Restore ${words}` }),
           button("Remove", () => act("captions/points/remove", { point: id }), { class: "small-button", "aria-label": `Remove ${words}` }),
         );
@@ -100,7 +100,7 @@ var DatasetFiles = (() => {
         box.replaceChildren(
           Studio.closer(box),
           el("b", {}, "Restore points"),
-          el("p", { class: "quiet" }, "A restore point has all captions of the dataset. Restoring one is an edit that can be undone."),
+          el("p", { class: "quiet" }, "A restore point has all captions and masks of the dataset. Restoring one is an edit that can be undone."),
           el("p", { class: "ways" }, name, button("Make a restore point", () => act("captions/points/add", { name: name.value }), { class: "small-button" })),
           el("ul", { class: "points" }, ...known.points.map(point)),
           el("b", {}, "Last changes"),

@@ -183,6 +183,11 @@ var ImageGrid = (() => {
             drawn.set(index, fresh);
           }
       },
+      /** Make the first of these items active, and leave the selection as it is. */
+      activate(isIt) {
+        const index = items.findIndex(isIt);
+        if (index >= 0) go(index, "only");
+      },
       select(some) {
         chosen.clear();
         some.forEach((item) => chosen.add(item));

@@ -46,7 +46,14 @@ var Marks = (() => {
     near: ["near duplicate", "Looks like another image", (image) => image.alike],
     blurred: ["blurred", "Nothing in it is sharp at 512 pixels", (image) => image.measures && image.measures.sharpness < limits.sharpness],
     bars: ["black bars", "Has black edges", (image) => image.measures && image.measures.bars.some((share) => share > 0)],
+    masked: ["mask", "Has a mask", (image) => Boolean(image.mask || image.mask_key)],
+    unmasked: ["no mask", "Others have one, and training with masks wants one for each image", (image) => image.isUnmasked],
+    stretched: ["mask differs", "The mask has a different shape than the image, and is stretched", (image) => image.mask_problem === "differs"],
+    black: ["mask all black", "The mask leaves nothing to train", (image) => image.mask_problem === "black"],
+    unreadable: ["mask broken", "The mask cannot be decoded", (image) => image.mask_problem === "broken"],
   };
+  /** No faults, so that images are not marked with them. */
+  const PLAIN = ["masked", "unmasked"];
   const MEASURED = ["twice", "near", "blurred", "bars"];
   /** Marks that are shown to be missing. */
   const ABSENT = { faces: ["faces cut", "Not measured: no face detector is installed"] };
@@ -59,7 +66,7 @@ var Marks = (() => {
     if ((image.problem || !image.size) && MEASURED.includes(name)) return false; // there is nothing to measure
     return ALL[name][2](image) ?? null;
   };
-  const of = (image) => names.filter((name) => has(image, name));
+  const of = (image) => names.filter((name) => !PLAIN.includes(name) && has(image, name));
   const isMeasured = (name) => MEASURED.includes(name);
 
   /** Count each mark: name -> [images that have it, images that were not measured]. */
@@ -74,6 +81,12 @@ var Marks = (() => {
     return counts;
   };
 
+  /** Note which images lack a mask that others have. */
+  const noteMasks = (images) => {
+    const some = images.some((image) => image.mask_key);
+    for (const image of images) image.isUnmasked = some && isRead(image) && !image.frames && image.role !== "regularisation" && !image.mask && !image.mask_key;
+  };
+
   /** Note which images are exact copies of others. */
   const noteCopies = (images) => {
     const paths = new Map();
@@ -82,5 +95,5 @@ var Marks = (() => {
     for (const image of images) image.copies = image.measures ? paths.get(image.measures.digest).size : null;
   };
 
-  return { LIMITS, ABSENT, limits, setLimit, names, words, hint, has, of, count, isMeasured, noteCopies, enlargement, lost, aspect };
+  return { LIMITS, ABSENT, limits, setLimit, names, words, hint, has, of, count, isMeasured, noteCopies, noteMasks, enlargement, lost, aspect };
 })();

@@ -4,8 +4,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,9 +13,9 @@ from sd_scripts.data.caches.caching import SUFFIX
 from sd_scripts.data.plan.blueprint import Subset
 from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.plan.counted_warnings import Warn
-from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.sources.clips import read_probes
-from sd_scripts.data.sources.images import UnreadableImage, read_header, read_mask
+from sd_scripts.data.sources.images import UnreadableImage, read_each, read_header
+from sd_scripts.data.sources.masks import required_masks, warn_about_masks
 from sd_scripts.data.sources.reading_progress import ReadingProgress
 from sd_scripts.data.sources.seen_files import Header, known_headers, remember_headers, stamps_of
 from sd_scripts.formats.atomic_files import write_whole
@@ -31,10 +30,7 @@ from sd_scripts.formats.words import counted, some
 from sd_scripts.runs.folder import read_json
 
 Result = TypeVar("Result")
-THREADS, AHEAD = 8, 64
 CACHED_SIZES = "metadata_cache.json"
-SAME_SHAPE = 0.02
-"""Relative tolerance between the aspect ratios of a mask and its image; rounding of sides stays below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +59,8 @@ def read_subset(subset: Subset, warn: Warn, progress: ReadingProgress, *, clips:
         images = _with_controls(images, subset, subset.control_directory, warn, progress, clips)
     if not subset.conditioning_data_dir:
         return images
-    masks = _find_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
-    _warn_about_masks({masks[image.path]: image.size for image in images}, warn)
+    masks = required_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
+    warn_about_masks({masks[image.path]: image.size for image in images}, warn)
     return [replace(image, mask=masks[image.path]) for image in images]
 
 
@@ -248,7 +244,7 @@ def _read_headers(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) 
     progress.skip(len(known))
     try:
         unknown = [path for path in paths if path not in known]
-        for path, header in progress.each(_read_each(read_header, unknown)):
+        for path, header in progress.each(read_each(read_header, unknown)):
             if isinstance(header, UnreadableImage):
                 warn(f"{header}; it is skipped")
             else:
@@ -256,37 +252,6 @@ def _read_headers(paths: Iterable[Path], warn: Warn, progress: ReadingProgress) 
     finally:  # so a run that is stopped in the meantime need not start over
         remember_headers(read, stamps)
     return {path: found for path in paths if (found := known.get(path) or read.get(path))}
-
-
-def _read_each(
-    read: Callable[[Path], Result], paths: Iterable[Path]
-) -> Iterator[tuple[Path, Result | UnreadableImage]]:
-    """Yield each path with what `read` returns for it, or why it is unreadable."""
-
-    def attempt(path: Path) -> tuple[Path, Result | UnreadableImage]:
-        try:
-            return path, read(path)
-        except UnreadableImage as error:
-            return path, error
-
-    with ThreadPoolExecutor(THREADS) as pool:  # reading is I/O bound
-        yield from read_ahead(pool, attempt, paths, AHEAD)
-
-
-def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Path, Path]:
-    """Return the mask of each image: same stem, in conditioning_data_dir or its subfolder named like the subset."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise ValueError(f"conditioning_data_dir: folder not found: {str(root)!r}")
-    own = existing_folder(root / subset.name)
-    masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
-    lookup = ByName(masks)
-    found = {path: mask for path in images if (mask := lookup.get(path.stem))}
-    if missing := [path.name for path in images if path not in found]:
-        raise ValueError(
-            f"conditioning_data_dir: {str(root)!r} has no mask for {some(missing)}; name it like the image"
-        )
-    return found
 
 
 def _with_controls(
@@ -321,30 +286,6 @@ def control_records(
         raise ValueError(f"{option}: the control image {broken[0]}; replace it, or remove its training image")
     sizes = _sizes(headers, lambda text: warn(f"{option}: {text}"))
     return {record.path: record for record in _records(dict.fromkeys(paths, ""), sizes, probes)}
-
-
-def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
-    """Warn about masks that are likely mistakes; `masks` maps each mask to the size of its image."""
-    stretched, black = [], []
-    for path, mask in _read_each(read_mask, masks):
-        if isinstance(mask, UnreadableImage):
-            continue  # the loader warns when it reads the mask
-        size, (height, width) = masks[path], mask.shape
-        if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
-            stretched.append(f"{path.name} ({width}x{height} for {size[0]}x{size[1]})")
-        if not mask.any():
-            black.append(path.name)
-    of = f"of {len(masks)} masks"
-    if stretched:
-        warn(
-            f"conditioning_data_dir: {len(stretched)} {of} differ in aspect ratio from their image and are stretched "
-            f"to fit: {some(stretched)}"
-        )
-    if black:
-        warn(
-            f"conditioning_data_dir: {len(black)} {of} are completely black, so these images do not train anything: "
-            f"{some(black)}"
-        )
 
 
 def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress, clips: bool) -> list[ImageRecord]:

@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from sd_scripts.data.plan.buckets import BucketFit, Size
+from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.sources.colour_profiles import changes_colours, profile_of, to_srgb
 from sd_scripts.formats.images.image_files import png_chunk, read_with
 
@@ -37,6 +39,7 @@ fit into memory."""
 DECODER = 3
 """Incremented when files are decoded differently: caches that were valid before are checked once more."""
 
+THREADS, AHEAD = 8, 64
 Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
 """(H, W, 3) for an image, (H, W) for a mask."""
@@ -160,8 +163,27 @@ def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | Non
 
 def read_mask(path: Path) -> Pixels:
     """Return the red channel (H, W) of a mask, as other trainers do, ignoring its transparency and colour profile."""
-    pixels, _ = _read(path, lambda opened: _with_opacity(_upright(opened, path)))
-    return np.ascontiguousarray(pixels[..., 0])
+
+    def red(opened: Image.Image) -> Pixels:
+        image = _upright(opened, path)
+        if image.mode in ("1", "L"):  # a quarter of the memory: masks of large images are 100 MB
+            return np.array(image.convert("L"))
+        return np.ascontiguousarray(_with_opacity(image)[0][..., 0])
+
+    return _read(path, red)
+
+
+def read_each(read: Callable[[Path], Result], paths: Iterable[Path]) -> Iterator[tuple[Path, Result | UnreadableImage]]:
+    """Yield each path with what `read` returns for it, or why it is unreadable."""
+
+    def attempt(path: Path) -> tuple[Path, Result | UnreadableImage]:
+        try:
+            return path, read(path)
+        except UnreadableImage as error:
+            return path, error
+
+    with ThreadPoolExecutor(THREADS) as pool:  # reading is I/O bound
+        yield from read_ahead(pool, attempt, paths, AHEAD)
 
 
 def is_converted(path: Path) -> bool:

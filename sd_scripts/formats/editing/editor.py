@@ -1,4 +1,5 @@
-"""Change captions: an edit is whole or not at all, refused if somebody else changed the caption, and can be undone."""
+"""Change captions and masks: an edit is whole or not at all, refused if somebody else changed one of them, and can be
+undone."""
 
 import contextlib
 import os
@@ -45,8 +46,9 @@ class ChangedOutside(ValueError):
     def __init__(self, conflicts: Sequence[Conflict]):
         names = some([conflict.place.name for conflict in conflicts])
         verb = "was" if len(conflicts) == 1 else "were"
+        noun = conflicts[0].place.noun
         super().__init__(
-            f"{counted(len(conflicts), 'caption')} {verb} changed outside this page: {names}; nothing was written"
+            f"{counted(len(conflicts), noun)} {verb} changed outside this page: {names}; nothing was written"
         )
         self.conflicts = tuple(conflicts)
 
@@ -59,6 +61,16 @@ class TextEdit:
     text: str
     seen: str | None = None
     """The version that its author saw; None: whatever is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEdit:
+    """A new content for a mask; None removes it."""
+
+    place: Place
+    content: bytes | None
+    seen: str
+    """The version that its author saw."""
 
 
 class Editor:
@@ -96,6 +108,32 @@ class Editor:
                 raise ChangedOutside(conflicts)
             return self._carry_out(scope, label, changes, author)
 
+    def write_files(
+        self, scope: str, label: str, edits: Iterable[FileEdit], moves: Sequence[Move] = (), author: Author = "hand"
+    ) -> Action | None:
+        """Write or remove masks, and give files different paths, as one action; None if nothing changes.
+
+        Raises ChangedOutside if a mask differs from the version seen, and ValueError if a file exists at a new path.
+        """
+        by_place = {edit.place: edit for edit in edits}
+        with self.alone():
+            if problem := problem_of(moves):
+                raise ValueError(problem)
+            current = read_places(by_place)
+            conflicts = [
+                Conflict(place=place, theirs=_shown(place, content), yours=_shown(place, by_place[place].content))
+                for place, content in current.items()
+                if by_place[place].seen != version_of(content)
+            ]
+            if conflicts:
+                raise ChangedOutside(conflicts)
+            changes = [
+                Change(place=place, before=content, after=by_place[place].content)
+                for place, content in current.items()
+                if content != by_place[place].content
+            ]
+            return self._carry_out(scope, label, changes, author, moves)
+
     def write_new(
         self, scope: str, label: str, texts: Mapping[Place, str], author: Author, *, over_hand: bool = False
     ) -> tuple[Action | None, list[Place]]:
@@ -112,13 +150,13 @@ class Editor:
         return self.write(scope, label, edits, author), spared
 
     def restore(self, scope: str, point: int, name: str) -> Action | None:
-        """Put back the captions of a restore point, as an action that can be undone. Captions of images that are gone
-        are left out."""
+        """Put back the captions and masks of a restore point, as an action that can be undone. Captions of images that
+        are gone are left out."""
         with self.alone():
             contents = {
                 place: content
                 for place, content in self.journal.point_contents(scope, point).items()
-                if place.file.parent.is_dir() and (place.key is None or place.file.is_file())
+                if place.words == "mask" or (place.file.parent.is_dir() and (place.key is None or place.file.is_file()))
             }
             current = read_places(contents)
             changes = [
@@ -181,15 +219,14 @@ class Editor:
                 Change(place=Place(copies[place.file]), before=None, after=content)
                 for place, content in contents.items()
             ]
-            action = self.journal.begin(scope, label, changes=changes, moves=moves, author="hand")
-            self._write_or_put_back(action)
-            self.journal.finish(action)
-            return action
+            return self._carry_out(scope, label, changes, "hand", moves)
 
-    def _carry_out(self, scope: str, label: str, changes: Sequence[Change], author: Author) -> Action | None:
-        if not changes:
+    def _carry_out(
+        self, scope: str, label: str, changes: Sequence[Change], author: Author, moves: Sequence[Move] = ()
+    ) -> Action | None:
+        if not changes and not moves:
             return None
-        action = self.journal.begin(scope, label, changes=changes, author=author)
+        action = self.journal.begin(scope, label, changes=changes, moves=moves, author=author)
         self._write_or_put_back(action)
         self.journal.finish(action)
         return action
@@ -215,10 +252,12 @@ class Editor:
 
 
 def write_changes(changes: Sequence[Change]) -> None:
-    """Write all captions, or none if there is no room: each is written under a hidden name, and only then are they
-    renamed. Raises OSError and ValueError."""
+    """Write all captions and masks, or none if there is no room: each is written under a hidden name, and only then are
+    they renamed. Raises OSError and ValueError."""
     parts: list[tuple[Path, Path]] = []
     removed = []
+    for folder in {change.place.file.parent for change in changes if change.place.words == "mask"}:
+        folder.mkdir(parents=True, exist_ok=True)
     files = dict(files_with({change.place: change.after for change in changes}))
     try:
         for file, content in files.items():
@@ -274,4 +313,4 @@ def _shown(place: Place, content: bytes | None) -> str:
         return str(error)
 
 
-__all__ = ["MISSING", "ChangedOutside", "Conflict", "Editor", "TextEdit", "write_changes"]
+__all__ = ["MISSING", "ChangedOutside", "Conflict", "Editor", "FileEdit", "TextEdit", "write_changes"]

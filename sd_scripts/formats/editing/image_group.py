@@ -26,6 +26,7 @@ CACHE = re.compile(
     r"\.(?:safetensors|npz)"
 )
 """What follows an image's name in the name of its cache files."""
+STAGED = ".crop-"
 NUMBER = re.compile(r"_\d{1,3}$")
 """Of a control image, where there are several."""
 
@@ -68,9 +69,10 @@ class FolderFiles:
                     other not in leaving for other, caption in found.items() if caption == file
                 )
                 yield file, shared
-        yield from ((file, False) for file in self._caches(image))
+        yield from ((file, False) for file in self.caches(image))
 
-    def _caches(self, image: Path) -> Iterator[Path]:
+    def caches(self, image: Path) -> Iterator[Path]:
+        """Yield the cache files of an image."""
         for prefix in (image.stem, image.name):
             place = bisect_left(self._names, prefix)
             while place < len(self._names) and (name := self._names[place]).startswith(prefix):
@@ -134,6 +136,26 @@ def moves_to_trash(images: Sequence[Path], extension: str, masks: tuple[Path, ..
             own += [file for file, _ in files.beside(image)]
             moves += [Move(source=file, target=_trashed(file, stamp)) for file in own]
     return _each_once(moves)
+
+
+def moves_of_crop(image: Path, cut: Path, along: Mapping[Path, Path], caches: Iterable[Path]) -> list[Move]:
+    """Return the moves by which a cut replaces its image, and cuts of control images `along` replace these, source ->
+    cut. What is replaced goes to the trash, with the `caches` of the image."""
+    stamp = time.strftime("%Y-%m-%d %H.%M.%S")
+    leaving = [Move(source=file, target=_trashed(file, stamp)) for file in (image, *caches, *along)]
+    coming = [Move(source=part, target=file.with_suffix(".png")) for file, part in {image: cut, **along}.items()]
+    return [*leaving, *coming]
+
+
+def staging_for(file: Path, number: str) -> Path:
+    """Return where the cut of an image is written before it takes its place: on the same disk."""
+    return file.parent / TRASH / f"{STAGED}{number}" / f"{file.stem}.png"
+
+
+def staged_in(folder: Path) -> list[Path]:
+    """Return the folders of cuts that were undone, and could be made again."""
+    trash = folder / TRASH
+    return [path for path in trash.iterdir() if path.name.startswith(STAGED)] if trash.is_dir() else []
 
 
 def moves_back(trashed: Sequence[Path]) -> list[Move]:

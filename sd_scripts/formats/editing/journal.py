@@ -21,6 +21,8 @@ from sd_scripts.formats.private import private_file, private_folder
 Author = Literal["hand", "tagger", "model", "outside"]
 State = Literal["writing", "done", "undone"]
 KEPT_ACTIONS = 500
+KEPT_BYTES = 2**30
+"""Of masks before and after edits; older edits are forgotten."""
 BUSY_SECONDS = 20.0
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -49,11 +51,19 @@ CREATE INDEX texts_of ON texts (action);
 CREATE INDEX moves_of ON moves (action);
 CREATE INDEX point_texts_of ON point_texts (point);
 """
+OLDER_MASKS = """
+SELECT action FROM (
+    SELECT action, SUM(size) OVER (ORDER BY action DESC) AS newer FROM (
+        SELECT action, SUM(COALESCE(length(before), 0) + COALESCE(length(after), 0)) AS size
+        FROM texts WHERE words = 'mask' GROUP BY action
+    )
+) WHERE newer > ?
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A caption before and after an edit; None: it does not exist."""
+    """A caption or mask before and after an edit; None: it does not exist."""
 
     place: Place
     before: bytes | None
@@ -92,6 +102,7 @@ class RestorePoint:
     name: str
     made: float
     captions: int
+    masks: int
 
 
 class Journal:
@@ -214,6 +225,8 @@ class Journal:
             db.execute(
                 "DELETE FROM actions WHERE id NOT IN (SELECT id FROM actions ORDER BY id DESC LIMIT ?)", (KEPT_ACTIONS,)
             )
+            if any(change.place.words == "mask" for change in action.changes):
+                db.execute(f"DELETE FROM actions WHERE id != ? AND id IN ({OLDER_MASKS})", (action.id, KEPT_BYTES))
 
     def forget(self, action: Action) -> None:
         """Remove an action that was not carried out."""
@@ -273,7 +286,7 @@ class Journal:
     # Restore points
 
     def add_point(self, scope: str, name: str, contents: Mapping[Place, bytes | None]) -> int:
-        """Remember the captions as they are; return the number of the restore point."""
+        """Remember captions and masks as they are; return the number of the restore point."""
         with self._open() as db:
             statement = "INSERT INTO points (scope, name, made) VALUES (?, ?, ?)"
             id = db.execute(statement, (scope, name, time.time())).lastrowid or 0
@@ -285,13 +298,16 @@ class Journal:
 
     def points(self, scope: str) -> list[RestorePoint]:
         """Return the restore points of a scope, newest first."""
-        count = "(SELECT count(*) FROM point_texts WHERE point = points.id) AS captions"
+        texts = "SELECT count(*) FROM point_texts WHERE point = points.id AND"
+        counts = f"({texts} words != 'mask') AS captions, ({texts} words = 'mask' AND content IS NOT NULL) AS masks"
         with self._open() as db:
-            rows = db.execute(f"SELECT *, {count} FROM points WHERE scope = ? ORDER BY id DESC", (scope,)).fetchall()
-        return [RestorePoint(**{name: row[name] for name in ("id", "name", "made", "captions")}) for row in rows]
+            rows = db.execute(f"SELECT *, {counts} FROM points WHERE scope = ? ORDER BY id DESC", (scope,)).fetchall()
+        return [
+            RestorePoint(**{name: row[name] for name in ("id", "name", "made", "captions", "masks")}) for row in rows
+        ]
 
     def point_contents(self, scope: str, id: int) -> dict[Place, bytes | None]:
-        """Return the captions of a restore point. Raises ValueError if it no longer exists."""
+        """Return the captions and masks of a restore point. Raises ValueError if it no longer exists."""
         with self._open() as db:
             if not db.execute("SELECT 1 FROM points WHERE id = ? AND scope = ?", (id, scope)).fetchone():
                 raise ValueError("This restore point no longer exists")

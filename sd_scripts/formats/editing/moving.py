@@ -20,7 +20,11 @@ def problem_of(moves: Sequence[Move]) -> str | None:
     if missing := [move.source.name for move in moves if not os.path.lexists(move.source)]:
         return f"{some(missing)} no longer exist{'s' * (len(missing) == 1)}; reload the dataset"
     targets = [move.target for move in moves]
-    taken = [target for target in targets if os.path.lexists(target)]
+    leaving: set[Path] = set()
+    taken = []
+    for move in moves:  # a file may take the place of one that moves before it
+        taken += [move.target] if os.path.lexists(move.target) and move.target not in leaving else []
+        leaving.add(move.source)
     taken += [target for target in {*targets} if targets.count(target) > 1] if len({*targets}) < len(targets) else []
     if taken:
         where = repr(taken[0].parent.name)

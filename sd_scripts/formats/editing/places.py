@@ -1,4 +1,4 @@
-"""Where the caption of an image is: a text file next to it, or an entry of a metadata file.
+"""Where the caption or the mask of an image is: a file, or an entry of a metadata file.
 
 A place is read and written as bytes: the whole text file, or the JSON value in the metadata file. So an undo puts back
 exactly the same bytes, and everything around an entry stays as its author wrote it.
@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sd_scripts.formats.documents import is_utf8, split_lines
 from sd_scripts.formats.editing.metadata_text import entry_values, with_values
@@ -22,22 +23,42 @@ from sd_scripts.formats.regular_files import open_regular
 LARGEST_CAPTION = 100_000
 """Bytes of a caption file that can be edited; the longest text encoder reads 2,000."""
 LARGEST_METADATA = 512 * 2**20
+LARGEST_MASK = 64 * 2**20
 MISSING = "-"
 """Version of a caption that does not exist."""
+Content = Words | Literal["mask"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A caption file, or the value of an entry of a metadata file."""
+    """A caption file, the value of an entry of a metadata file, or a mask."""
 
     file: Path
     key: str | None = None
-    """Of the entry; None for a caption file."""
-    words: Words = "caption"
+    """Of the entry; None for a file of its own."""
+    words: Content = "caption"
 
     @property
     def name(self) -> str:
         return self.file.name if self.key is None else f"{self.key} in {self.file.name}"
+
+    @property
+    def noun(self) -> str:
+        return "mask" if self.words == "mask" else "caption"
+
+    @property
+    def entry(self) -> tuple[str, Words]:
+        """The entry of a metadata file, and which of its words."""
+        assert self.key is not None
+        assert self.words != "mask"
+        return self.key, self.words
+
+    @property
+    def largest(self) -> int:
+        """Bytes that the file has at most."""
+        if self.words == "mask":
+            return LARGEST_MASK
+        return LARGEST_CAPTION if self.key is None else LARGEST_METADATA
 
 
 def version_of(content: bytes | None) -> str:
@@ -55,17 +76,17 @@ def read_places(places: Iterable[Place]) -> dict[Place, bytes | None]:
     for place in places:
         by_file.setdefault(place.file, []).append(place)
     for file, within in by_file.items():
-        whole = read_bytes(file, LARGEST_CAPTION if within[0].key is None else LARGEST_METADATA)
+        whole = read_bytes(file, within[0].largest, within[0].noun)
         contents |= {place: whole for place in within if place.key is None}
         if entries := [place for place in within if place.key is not None]:
             if whole is None:
                 raise ValueError(f"file not found: '{file}'")
             values = entry_values(whole, file)
-            contents |= {place: values.get((place.key or "", place.words)) for place in entries}
+            contents |= {place: values.get(place.entry) for place in entries}
     return contents
 
 
-def read_bytes(file: Path, most: int) -> bytes | None:
+def read_bytes(file: Path, most: int, noun: str = "caption") -> bytes | None:
     """Return the content of a regular file, None if it does not exist. Raises ValueError, one sentence."""
     try:
         with open_regular(file) as stream:
@@ -75,7 +96,7 @@ def read_bytes(file: Path, most: int) -> bytes | None:
     except OSError as error:
         raise ValueError(f"'{file}' cannot be read: {error.strerror or error}") from None
     if len(content) > most:
-        raise ValueError(f"'{file}' is larger than {most:,} bytes, so it is probably not a caption")
+        raise ValueError(f"'{file}' is larger than {most:,} bytes, so it is probably not a {noun}")
     return content
 
 
@@ -92,7 +113,7 @@ def files_with(contents: Mapping[Place, bytes | None]) -> Iterator[tuple[Path, b
         whole = read_bytes(file, LARGEST_METADATA)
         if whole is None:
             raise ValueError(f"file not found: '{file}'")
-        yield file, with_values(whole, file, {(p.key or "", p.words): value for p, value in within.items()})
+        yield file, with_values(whole, file, {p.entry: value for p, value in within.items()})
 
 
 def text_of(place: Place, content: bytes | None) -> str:
@@ -102,6 +123,8 @@ def text_of(place: Place, content: bytes | None) -> str:
     """
     if content is None:
         return ""
+    if place.words == "mask":
+        return f"{len(content):,} bytes"
     if place.key is not None:
         value = json.loads(content)
         return "\n".join(value if isinstance(value, list) else [value or ""])

@@ -12,6 +12,8 @@ Value = TypeVar("Value")
 NOT_IN_NAMES = re.compile(r'[/\\:*?"<>|\x00-\x1f\x7f\ud800-\udfff]+')
 LONGEST_NAME = 120
 """Bytes of a folder's name that is made of a text; file systems take 255."""
+MASKS = "masks"
+"""Folder of masks next to the folders of images, where none is named."""
 
 
 class ByName(Generic[Value]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.formats.clips.media_types import CLIP_SUFFIXES
-from sd_scripts.formats.images.folder_names import numbered
+from sd_scripts.formats.images.folder_names import MASKS, numbered
 from sd_scripts.formats.words import some
 
 MEDIA_TYPES = {
@@ -155,7 +155,7 @@ def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool
     if not named:
         return FoundFolders(problem=_no_folder(root, images))
     folders = [ImageFolder(path=path, repeats=name[0], class_tokens=name[1]) for path, name in named]
-    left_out = [path.name for path in subfolders if not numbered(path.name)]
+    left_out = [path.name for path in subfolders if not numbered(path.name) and path.name != MASKS]
     remarks = [f"folder {name!r} is skipped: its name does not begin like 10_cat" for name in left_out]
     if images:
         remarks.append(

@@ -136,6 +136,40 @@ def test_a_kill_in_the_middle_of_a_move_loses_nothing(dataset: Dataset, tmp_path
     assert [*target.iterdir()] == []
 
 
+CUT_OFF = """
+import os, sys
+from pathlib import Path
+from sd_scripts.formats.editing.editor import Editor, FileEdit
+from sd_scripts.formats.editing.image_group import moves_of_crop, staging_for
+from sd_scripts.formats.editing.journal import Journal
+from sd_scripts.formats.editing.places import MISSING, Place
+folder, studio, until = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+image, cut = folder / "a.png", staging_for(folder / "a.png", "1")
+cut.parent.mkdir(parents=True)
+cut.write_bytes(b"cut")
+unlink = os.unlink
+def kill(path, *more, **how):
+    if str(path).endswith(until):
+        os.kill(os.getpid(), 9)  # linked at its new place, and still at the old one
+    unlink(path, *more, **how)
+os.unlink = kill
+mask = FileEdit(place=Place(folder / "masks" / "a.png", words="mask"), content=b"mask", seen=MISSING)
+Editor(Journal(studio)).write_files(str(folder), "Crop", [mask], moves_of_crop(image, cut, {}, []))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+@pytest.mark.parametrize("until", ["10_cat/a.png", ".crop-1/a.png"])
+def test_a_kill_in_the_middle_of_a_cut_loses_no_image(dataset: Dataset, tmp_path: Path, until: str) -> None:
+    before = {name: (dataset.folder / name).read_bytes() for name in dataset.names()}
+    subprocess.run([sys.executable, "-c", CUT_OFF, dataset.folder, tmp_path / "studio", until], check=False)
+    assert (dataset.folder / "masks" / "a.png").read_bytes() == b"mask"
+    with dataset.editor.alone():
+        pass
+    after = {name: (dataset.folder / name).read_bytes() for name in dataset.names()}
+    assert {name: content for name, content in after.items() if ".crop-" not in name} == before
+
+
 def test_repeats_rename_the_folder_and_captions_keep_their_history(dataset: Dataset) -> None:
     from sd_scripts.formats.editing.editor import TextEdit
 
