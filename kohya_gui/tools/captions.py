@@ -187,9 +187,7 @@ def _model(values: Mapping[str, Any], allowed_paths: AllowedPaths) -> tuple[Reco
     about = f"{known.about}. " if known else ""
     if _is_cached(name, method, values["model_dir"]):
         return Recognised(f"{name}: {about}On this machine", good=True), False
-    size = (
-        f"{known.gigabytes:g} GB, licence {known.licence}" if known else "size and licence are on its page of the Hub"
-    )
+    size = f"{known.size}, licence {known.licence}" if known else "size and licence are on its page of the Hub"
     return Recognised(f"{name}: {about}Not on this machine: a download of {size}"), True
 
 
