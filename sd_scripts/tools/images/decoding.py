@@ -73,13 +73,14 @@ def _decoded(image: Image.Image, path: Path, most_frames: int) -> Decoded:
 
 
 def _is_plain(image: Image.Image, path: Path, frames: int) -> bool:
+    tiles = getattr(image, "tile", ())  # how the pixels are stored
     named = Image.registered_extensions().get(path.suffix.lower())
     return (
         image.format in SHOWN
         and image.format == named
         and frames == 1
         and image.mode in ("RGB", "RGBA", "L", "LA", "P", "1")
-        and "16" not in str(getattr(image, "tile", ""))
+        and not (tiles and "16" in str(tiles[0][3]))
         and not changes_colours(image)
     )
 
