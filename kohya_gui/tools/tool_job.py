@@ -4,15 +4,18 @@ import contextlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.runs.launch_command import sees_no_gpu
 from sd_scripts.formats.atomic_files import OLD, beside, write_whole
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder, new_run_folder, read_json
 from sd_scripts.runs.queue import RunQueue, gpu_set
+from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import state_folder
 from sd_scripts.runs.watched import End, WatchedRun
 
@@ -155,6 +158,27 @@ class ToolJob:
                 self.watched.folder.launch.unlink(missing_ok=True)
         elif self.watched:
             self.watched.stop()
+
+
+def shown_state(run_state: RunState, links: FieldLinks) -> dict[str, Any]:
+    """Return the state of a job for the page, its error and warnings with links to the fields of its form."""
+    failure = run_state.failure
+    error = failure.get("error", "")
+    if run_state.state == "lost":
+        printed = (failure.get("details") or error).splitlines()
+        error = printed[-1] if printed else "The job ended without a result"
+    started = run_state.started
+    return {
+        "state": run_state.state,
+        "over": run_state.over,
+        "doing": run_state.doing,
+        "done": run_state.done,
+        "total": run_state.total,
+        "error": error,
+        "html": error and links.refused(ValueError(error)),
+        "warnings": [links.words(text) for text in run_state.warnings],
+        "seconds": (run_state.ended or time.time()) - started if started else None,
+    }
 
 
 def _write_launch(folder: RunFolder, argv: Sequence[str], record: Mapping[str, Any]) -> None:

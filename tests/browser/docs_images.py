@@ -152,7 +152,7 @@ def captions_tab(page: Any, folder: Path) -> None:
     page.locator("#caption-thresh").fill("0.2")
     expect(page.locator("[data-hint=train_data_dir]")).to_contain_text("1 with a .txt file")
     page.locator("[data-action=try-captions]").click()
-    expect(page.locator(".caption-changes tbody tr")).to_have_count(5)
+    expect(page.locator(".job-changes tbody tr")).to_have_count(5)
     save(page, DOCS / "captions.png")
 
 

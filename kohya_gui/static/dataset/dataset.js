@@ -313,6 +313,7 @@ Studio.dataset = (() => {
           button("Select all", () => grid.all(), { class: "quiet-button" }),
           button("None", () => grid.none(), { class: "quiet-button" }),
           button("Caption…", caption, { class: "quiet-button", id: "dataset-caption", title: "Tag or caption the selected images, or all" }),
+          button("Image tools…", edit, { class: "quiet-button", id: "dataset-images", title: "Convert, crop, resize or mask copies of the selected images, or of all" }),
           refs.size,
           button("What a step sees…", StepView.make(() => ({ ...form(place.tab), folder: place.folder })), { class: "quiet-button" }),
           el("details", { class: "limits" }, el("summary", {}, "Limits of the marks"), el("div", {}, ...limits())),
@@ -329,6 +330,7 @@ Studio.dataset = (() => {
     const chosen = selection();
     Studio.caption(place.folder, chosen.length ? chosen : [...new Set((data?.images ?? []).map(({ path }) => path))]);
   };
+  const edit = () => Studio.editImages(place.folder, selection());
   const reverse = () => {
     refs.reverse.setAttribute("aria-pressed", String(refs.reverse.getAttribute("aria-pressed") !== "true"));
     arrange();

@@ -18,7 +18,7 @@ from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_text, split_lines
 from sd_scripts.formats.editing.image_group import FolderFiles
 from sd_scripts.formats.images.folder_names import numbered
-from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, has_suffix
+from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, each_image, has_suffix
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.images.tools import (
     CopyOptions,
@@ -82,11 +82,13 @@ class Result:
     failed: dict[str, str] = field(default_factory=dict)
     """Image -> why it has no copy."""
     tried: bool = False
+    are_masks: bool = False
+    """Whether its results are masks, without copies."""
 
     def sentence(self) -> str:
         what = f"{counted(len(self.images), 'image')} tried, nothing written"
         if not self.tried:
-            what = f"{counted(self.made, 'image')} changed"
+            what = f"{counted(self.made, 'mask')} made" if self.are_masks else f"{counted(self.made, 'image')} changed"
         parts = [
             (0 if self.tried else self.unchanged, "copied as they are"),
             (0 if self.tried else self.left_out, "left out"),
@@ -165,6 +167,7 @@ class _Job:
         self._options: ImageToolOptions = given[ImageToolOptions]
         self._frames: int = given[CopyOptions].frames
         self._is_mask_file = self._options.task == "mask" and given[MaskOptions].save_as == "folder"
+        result.are_masks = self._is_mask_file
         self._is_alpha = self._options.task == "mask" and given[MaskOptions].save_as == "alpha"
         self._reporter, self._tool, self._root, self._images, self._result = reporter, tool, root, images, result
         self._copies = copies
@@ -313,18 +316,12 @@ def _images(options: ImageToolOptions) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"train_data_dir: folder not found: {str(folder)!r}")
     masks = mask_root(options, folder)
-    found = folder.rglob("*") if options.recursive else folder.iterdir()
-    images = [path for path in found if has_suffix(path.name, SOURCES) and _is_source(path, folder, masks)]
+    found = each_image(folder, recursive=options.recursive, suffixes=SOURCES)
+    images = [path for path in found if masks is None or masks == folder or masks not in path.parents]
     if not images:
         more = "" if options.recursive else "; turn on recursive to include its subfolders"
         raise ValueError(f"train_data_dir: no image in {str(folder)!r}{more}")
     return sorted(images)
-
-
-def _is_source(path: Path, folder: Path, masks: Path | None) -> bool:
-    if any(part.startswith(".") for part in path.relative_to(folder).parts) or not path.is_file():
-        return False
-    return masks is None or masks not in path.parents or masks == folder
 
 
 def _listed(file: Path) -> list[Path]:
