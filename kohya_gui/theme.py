@@ -8,7 +8,7 @@ import gradio as gr
 STYLES = (
     *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "generate/generate.css"),
     *("tools/lora_tools.css", "tools/job_tab.css", "generate/checkpoints.css", "dataset/dataset.css"),
-    "dataset/editing.css",
+    *("dataset/editing.css", "tools/reports.css"),
 )
 SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
@@ -19,7 +19,7 @@ SCRIPTS = (
     *("tools/captions.js", "tools/images.js", "tools/publish.js"),
     *("generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js", "dataset/epoch.js"),
     *("dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js"),
-    "dataset/captions.js",
+    *("dataset/captions.js", "tools/duplicates.js", "tools/balance.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

@@ -314,6 +314,8 @@ Studio.dataset = (() => {
           button("None", () => grid.none(), { class: "quiet-button" }),
           button("Caption…", caption, { class: "quiet-button", id: "dataset-caption", title: "Tag or caption the selected images, or all" }),
           button("Image tools…", edit, { class: "quiet-button", id: "dataset-images", title: "Convert, crop, resize or mask copies of the selected images, or of all" }),
+          button("Duplicates…", () => data && Duplicates.open(), { class: "quiet-button", id: "dataset-duplicates" }),
+          button("Balance…", () => data && Balance.open(), { class: "quiet-button", id: "dataset-balance" }),
           refs.size,
           button("What a step sees…", StepView.make(() => ({ ...form(place.tab), folder: place.folder })), { class: "quiet-button" }),
           el("details", { class: "limits" }, el("summary", {}, "Limits of the marks"), el("div", {}, ...limits())),
