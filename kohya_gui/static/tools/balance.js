@@ -131,7 +131,7 @@ var Balance = (() => {
     dialog.append(
       Studio.closer(dialog),
       el("b", {}, `Balance of ${total === 1 ? "1 image" : `${total} images`}`),
-      el("p", { class: "quiet" }, "Folders, shape and size are those of the files; all else is read from the captions, in English. Images themselves are not looked at."),
+      el("p", { class: "quiet" }, "Folder, shape and size are measured; all else is read from English captions. The images are not looked at."),
       missing ? el("p", { class: "never" }, missing) : "",
       el("div", { class: "balance" }, ...sections.map(section)),
     );
