@@ -6,6 +6,7 @@ them.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -148,13 +149,15 @@ class Copies:
 
     @contextlib.contextmanager
     def _writing(self, target: Path) -> Iterator[Path]:
-        """Yield the path to write a file to, which gets its name when it is whole. Raises NotWritten."""
+        """Yield the path to write a file to, which gets its name when it is whole. Raises NotWritten and NoCopy."""
         file = self._folder / target
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(file) as part:
                 yield part
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise NoCopy(f"the name of {target.name[:40]}… is too long for a copy; shorten it") from error
             raise NotWritten(self.output, error) from error
 
     def add(self, row: Row) -> None:

@@ -25,6 +25,8 @@ FACE_SIDE = 1280
 NMS = 0.3
 TEXT_SIDE = 960
 TEXT_MULTIPLE = 32
+MARKED_TEXT = 0.3
+"""Probability from which a pixel belongs to a line of text, as PP-OCR has it."""
 GROWN_TEXT = 0.6
 """Margin around what the model marks, the core of a line, in its heights."""
 SMALLEST_TEXT = 4
@@ -121,12 +123,13 @@ class Texts:
             fixed_height or max(TEXT_MULTIPLE, round(height * scale / TEXT_MULTIPLE) * TEXT_MULTIPLE),
         )
         batch = normalized(resize(pixels, size, None)[..., ::-1], IMAGENET)  # read as BGR, with ImageNet's values
-        marked = _plane(self._session.run(None, {self._input: batch})[0]) > self._confidence / 2
-        count, _, rows, _ = cv2.connectedComponentsWithStats(marked.astype(np.uint8))
-        across, down = width / marked.shape[1], height / marked.shape[0]
+        plane = _plane(self._session.run(None, {self._input: batch})[0])
+        count, labels, rows, _ = cv2.connectedComponentsWithStats((plane > MARKED_TEXT).astype(np.uint8))
+        means = np.bincount(labels.ravel(), plane.ravel(), count) / np.maximum(np.bincount(labels.ravel()), 1)
+        across, down = width / plane.shape[1], height / plane.shape[0]
         boxes = []
-        for left, top, wide, high, area in rows[1:count]:
-            if area >= SMALLEST_TEXT:
+        for mean, (left, top, wide, high, area) in list(zip(means, rows, strict=True))[1:]:
+            if area >= SMALLEST_TEXT and mean >= self._confidence:
                 core = round(left * across), round(top * down), round(wide * across), round(high * down)
                 boxes.append(grown(core, GROWN_TEXT))
         return boxes

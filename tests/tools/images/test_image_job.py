@@ -1,6 +1,7 @@
 """The job that edits copies of a folder: its copies, captions and masks, a stop, a full disk and mistakes."""
 
 import errno
+import json
 import os
 import zlib
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 from PIL import Image
 
 from sd_scripts.data.sources.images import read_image, read_mask
+from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.settings.image_tools import OPTIONS
 from sd_scripts.tools.images import copies as copies_module
 from sd_scripts.tools.images import job as job_module
+from tests.support import data
 from tests.support.image_models.tiny import draw, edit, write_foreground, write_texts, write_yunet
 
 pytestmark = pytest.mark.run
@@ -224,6 +227,9 @@ def test_masks_are_made_as_training_reads_them(photos: Path, tmp_path: Path, mod
     assert (other + face == 255).all()
     colour, _ = masks("colour", "--mask_from", "colour", "--colour", "#0000ff", "--floor", 0.2)
     assert (colour[84, 100], colour[10, 10]) == (255, 51)
+    plan = data.plan_of(photos, conditioning_data_dir=tmp_path / "background", masked_loss=True, told=[])
+    made = tmp_path / "background" / "10_cat"
+    assert [item.mask for item in plan.items] == [made / "a.png", made / "b.png"]
     wide, _ = masks("wide", "--mask_from", "colour", "--colour", "#0000ff", "--grow", 0.05, "--feather", 0.02)
     assert wide[84, 76] > 128 > wide[84, 70] > 0
 
@@ -320,6 +326,30 @@ def test_a_full_disk_ends_the_job_in_one_sentence_and_keeps_what_is_done(
     assert not list(tmp_path.rglob("*.part"))
     assert edit(photos) == 0
     assert files(tmp_path / "photos-converted") == {"a.png", "b.png"}
+
+
+def test_two_jobs_do_not_write_the_same_folder(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw(photos / "a.bmp")
+    unfinished = tmp_path / ".photos-converted.unfinished"
+    unfinished.mkdir()
+    (unfinished / "job.json").write_text(json.dumps({"key": "", "owner": process.process_key(os.getppid())}))
+    assert edit(photos) == 2
+    assert capsys.readouterr().err.startswith("output_dir: a different job is writing ")
+    (unfinished / "job.json").write_text("{")  # cut off by a kill
+    assert edit(photos) == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has other limits of names")
+def test_odd_names_are_kept_and_one_that_is_too_long_is_named(photos: Path, tmp_path: Path) -> None:
+    names = ["a'b\"c.bmp", "<img src=x>.bmp", "line\nend.bmp", "猫 é.bmp", "%2e%2e.bmp", os.fsdecode(b"\xff\xfe.bmp")]
+    for name in (*names, f"{'x' * 240}.bmp"):
+        draw(photos / name, (8, 8))
+    assert edit(photos, "--run_dir", tmp_path / "run") == 0
+    assert files(tmp_path / "photos-converted") == {f"{name[:-4]}.png" for name in names}
+    (problem,) = read_json(tmp_path / "run" / "images.json")["failed"].values()
+    assert "is too long for a copy" in problem
 
 
 def test_mistakes_are_one_sentence_and_exit_code_2(
