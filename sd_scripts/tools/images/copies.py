@@ -142,6 +142,11 @@ class Copies:
             Image.fromarray(np.ascontiguousarray(mask)).save(part, format="png", compress_level=OPTIMAL)
         return target.as_posix()
 
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files of an image that has no copy after all, which are named by their paths below the folder."""
+        for path in paths:
+            (self._folder / path).unlink(missing_ok=True)
+
     @property
     def has_masks(self) -> bool:
         """Whether masks came along."""

@@ -20,6 +20,8 @@ from sd_scripts.tools.captioning.tagger import session_of
 from sd_scripts.tools.images.cropping import grown
 from sd_scripts.tools.images.pieces import Box
 
+SMALLEST_IMAGE = 16
+"""Pixels a side of an image in which faces are looked for."""
 FACE_SIDE = 1280
 """Longer side at which faces are looked for."""
 NMS = 0.3
@@ -38,6 +40,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5), (1.0, 1.0, 1.0)
 HALF_NAMES = ("isnet", "rmbg")
 """Models in whose file names these occur read values of -0.5 to 0.5."""
+USUAL_SIDE = 1024
 LARGEST_SIDE = 4096
 
 
@@ -89,6 +92,8 @@ class Faces:
     def __call__(self, pixels: Pixels) -> list[Box]:
         """Return the box of each face in an image (H, W, 3)."""
         small = shrunk(pixels, FACE_SIDE)
+        if min(small.shape[:2]) < SMALLEST_IMAGE:
+            return []
         scale = pixels.shape[1] / small.shape[1]
         with self._lock:
             self._detector.setInputSize(small.shape[1::-1])
@@ -105,25 +110,55 @@ def _within(box: Sequence[int], pixels: Pixels) -> Box | None:
     return (left, top, right - left, bottom - top) if right > left and bottom > top else None
 
 
+class PlaneModel:
+    """An ONNX model that makes one plane of an image. Raises ValueError, one sentence, for a file that is not one."""
+
+    def __init__(self, file: Path, device: str | None) -> None:
+        self._file = file
+        self._session = session_of(file, device)
+        (first, *others) = self._session.get_inputs()
+        shape = first.shape
+        if others or len(shape) != 4 or (shape[1] not in (3, None) and not isinstance(shape[1], str)):
+            raise ValueError(f"model: '{file}' does not read images: its input is {list(shape)}, not [N, 3, H, W]")
+        self._input = first.name
+        self._dtype = np.float16 if first.type == "tensor(float16)" else np.float32
+        height, width = (side if isinstance(side, int) and side > 0 else 0 for side in shape[2:])
+        self.sides: tuple[int, int] = height, width
+        """Height and width of its input; 0: any."""
+        if max(self.sides) > LARGEST_SIDE:
+            raise ValueError(f"model: '{file}' reads images of {width}x{height} pixels; the maximum is {LARGEST_SIDE}")
+
+    def __call__(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the first plane (H, W) of its first output for an image (1, 3, H, W)."""
+        try:
+            output = self._session.run(None, {self._input: batch.astype(self._dtype, copy=False)})[0]
+        except Exception as error:  # ONNX Runtime has a dozen classes of errors without a common base
+            raise ValueError(f"model: '{self._file}' cannot be used for this task: {_reason(error)}") from error
+        array = np.asarray(output, np.float32)
+        if array.ndim < 2 or not array.size:
+            raise ValueError(f"model: '{self._file}' gives no image; choose a model of this task")
+        plane: NDArray[np.float32] = np.nan_to_num(array.reshape(-1, *array.shape[-2:])[0])
+        return plane
+
+
 class Texts:
     """A model that marks the pixels of lines of text, such as PP-OCR's detector (DB)."""
 
     def __init__(self, file: Path, confidence: float) -> None:
-        self._session = session_of(file, "cpu")
+        self._model = PlaneModel(file, "cpu")
         self._confidence = confidence
-        self._input, self._sides = _image_input(self._session, file)
 
     def __call__(self, pixels: Pixels) -> list[Box]:
         """Return the box of each line of text in an image (H, W, 3)."""
         height, width = pixels.shape[:2]
-        fixed_height, fixed_width = self._sides
+        fixed_height, fixed_width = self._model.sides
         scale = min(1.0, TEXT_SIDE / max(height, width))
         size = (
             fixed_width or max(TEXT_MULTIPLE, round(width * scale / TEXT_MULTIPLE) * TEXT_MULTIPLE),
             fixed_height or max(TEXT_MULTIPLE, round(height * scale / TEXT_MULTIPLE) * TEXT_MULTIPLE),
         )
         batch = normalized(resize(pixels, size, None)[..., ::-1], IMAGENET)  # read as BGR, with ImageNet's values
-        plane = _plane(self._session.run(None, {self._input: batch})[0])
+        plane = self._model(batch)
         count, labels, rows, _ = cv2.connectedComponentsWithStats((plane > MARKED_TEXT).astype(np.uint8))
         means = np.bincount(labels.ravel(), plane.ravel(), count) / np.maximum(np.bincount(labels.ravel()), 1)
         across, down = width / plane.shape[1], height / plane.shape[0]
@@ -139,16 +174,15 @@ class Foreground:
     """A model that separates the foreground: BiRefNet, U2-Net, IS-Net and others whose output is one plane."""
 
     def __init__(self, file: Path, device: str | None = None) -> None:
-        self._session = session_of(file, device)
-        self._input, sides = _image_input(self._session, file)
-        side = sides[0] or 1024
-        self._size = sides[1] or side, side
+        self._model = PlaneModel(file, device)
+        height, width = self._model.sides
+        self._size = width or USUAL_SIDE, height or USUAL_SIDE
         self._values = _values_of(file)
 
     def __call__(self, pixels: Pixels) -> Pixels:
         """Return how much of each pixel (H, W) of an image (H, W, 3) is foreground, 0 to 255."""
         batch = normalized(resize(pixels, self._size, None), self._values)
-        plane = _plane(self._session.run(None, {self._input: batch})[0])
+        plane = self._model(batch)
         if plane.min() < -0.01 or plane.max() > 1.01:
             plane = 1 / (1 + np.exp(-plane.clip(-30, 30)))  # logits
         share = np.rint(plane.clip(0, 1) * 255).astype(np.uint8)
@@ -162,27 +196,6 @@ def normalized(pixels: Pixels, values: tuple[Sequence[float], Sequence[float]]) 
     mean, deviation = (np.array(each, np.float32) for each in values)
     scaled = (pixels.astype(np.float32) / 255 - mean) / deviation
     return np.ascontiguousarray(scaled.transpose(2, 0, 1)[None])
-
-
-def _image_input(session: Any, file: Path) -> tuple[str, tuple[int, int]]:
-    """Return the name of the input, and height and width of it; 0: any."""
-    (first, *others) = session.get_inputs()
-    shape = first.shape
-    if others or len(shape) != 4 or (shape[1] not in (3, None) and not isinstance(shape[1], str)):
-        raise ValueError(f"model: '{file}' does not read images: its input is {list(shape)}, not [N, 3, height, width]")
-    height, width = (side if isinstance(side, int) and side > 0 else 0 for side in shape[2:])
-    if max(height, width) > LARGEST_SIDE:
-        raise ValueError(f"model: '{file}' reads images of {width}x{height} pixels; the maximum is {LARGEST_SIDE}")
-    return first.name, (height, width)
-
-
-def _plane(output: Any) -> NDArray[np.float32]:
-    """Return the last two dimensions of a model's output, of its first plane."""
-    array = np.asarray(output, np.float32)
-    if array.ndim < 2:
-        raise ValueError("model: its output is not an image; choose a model of this task")
-    plane: NDArray[np.float32] = np.nan_to_num(array.reshape(-1, *array.shape[-2:])[0])
-    return plane
 
 
 def _values_of(file: Path) -> tuple[Sequence[float], Sequence[float]]:

@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 
 from sd_scripts.data.sources.images import Pixels, UnreadableImage, read_mask
@@ -128,6 +130,8 @@ def make_tool(given: Given, say: Callable[[str], None]) -> ImageTool:
     sizes: SizeOptions = given[SizeOptions]
     masks: MaskOptions = given[MaskOptions]
     models: ImageModelOptions = given[ImageModelOptions]
+    if options.task == "mask" and masks.save_as == "alpha" and given[CopyOptions].image_format == "jpeg":
+        raise ValueError("image_format: jpeg has no transparency, which save_as = alpha needs; choose png or webp")
     finds = MODEL_OF.get((options.task, crop.crop_to if options.task == "crop" else masks.mask_from))
     file = model_file(finds, models, say) if finds else Path()
     match options.task:
@@ -181,12 +185,13 @@ class _Job:
         self._result.resumed = len(self._images) - len(todo)
         progress = start_phase(self._reporter, "editing")
         progress(0, len(todo))
-        for finished, (image, row) in enumerate(self._edited(todo, self._write), 1):
-            if isinstance(row, Row):
-                copies.add(row)
-            else:
-                self._result.failed[str(image)] = row
-            progress(finished, len(todo))
+        with closing(self._edited(todo, self._write)) as edited:
+            for finished, (image, row) in enumerate(edited, 1):
+                if isinstance(row, Row):
+                    copies.add(row)
+                else:
+                    self._result.failed[str(image)] = row
+                progress(finished, len(todo))
         rows = [copies.rows[str(image)] for image in self._images if str(image) in copies.rows]
         self._result.images = [asdict(row) for row in rows[:LISTED]]
         self._result.made = sum(bool(row.results) and row.is_changed for row in rows)
@@ -200,15 +205,18 @@ class _Job:
     def attempt(self, images: Sequence[Path]) -> None:
         """Show what would become of some images, and write nothing but that into the run folder."""
         progress = start_phase(self._reporter, "trying")
-        for finished, (image, row) in enumerate(self._edited(images, self._try), 1):
-            if isinstance(row, Row):
-                self._result.images.append(asdict(row) | {"number": images.index(image)})
-                print(f"{image.name}: {row.before} -> {row.after or 'no copy'} {row.note}".rstrip(), flush=True)
-            else:
-                self._result.failed[str(image)] = row
-            progress(finished, len(images))
+        with closing(self._edited(images, self._try)) as edited:
+            for finished, (image, row) in enumerate(edited, 1):
+                if isinstance(row, Row):
+                    self._result.images.append(asdict(row) | {"number": images.index(image)})
+                    print(f"{image.name}: {row.before} -> {row.after or 'no copy'} {row.note}".rstrip(), flush=True)
+                else:
+                    self._result.failed[str(image)] = row
+                progress(finished, len(images))
 
-    def _edited(self, images: Sequence[Path], work: Callable[[Path], Row]) -> Iterator[tuple[Path, Row | str]]:
+    def _edited(
+        self, images: Sequence[Path], work: Callable[[Path], Row]
+    ) -> Generator[tuple[Path, Row | str], None, None]:
         """Yield each image with what became of it, or why it has no copy; some are worked on at the same time."""
 
         def attempt(image: Path) -> Row | str:
@@ -218,6 +226,8 @@ class _Job:
                 return str(error)
             except MemoryError:
                 return f"{image} is too large for the memory"
+            except cv2.error as error:
+                return f"{image} cannot be edited: {str(error).strip().splitlines()[0]}"
 
         workers = 1 if self._options.task == "upscale" else os.cpu_count() or 1
         waiting: deque[tuple[Path, Future[Row | str]]] = deque()
@@ -242,20 +252,26 @@ class _Job:
         pieces = [(frame, piece) for frame, each in zip(source.frames, edited, strict=True) for piece in each.pieces]
         is_kept = len(pieces) == 1 and not edited[0].is_changed and source.is_plain
         results: list[str] = []
-        for number, (frame, piece) in enumerate(pieces, 1):
-            stem = self._names.of_image(image, number if len(pieces) > 1 else None)
-            if self._is_mask_file:
-                assert piece.mask is not None
-                results.append(self._copies.write_mask(stem, piece.mask))
-                continue
-            self._write_beside(image, stem, frame, piece)
-            if is_kept:
-                results.append(self._copies.copy_file(image, stem.with_name(stem.name + image.suffix)))
-            else:
-                results.append(self._copies.write_image(stem, piece.pixels))
+        others: list[str] = []
+        try:
+            for number, (frame, piece) in enumerate(pieces, 1):
+                stem = self._names.of_image(image, number if len(pieces) > 1 else None)
+                if self._is_mask_file:
+                    assert piece.mask is not None
+                    results.append(self._copies.write_mask(stem, piece.mask))
+                    continue
+                self._write_beside(image, stem, frame, piece, others)
+                if is_kept:
+                    results.append(self._copies.copy_file(image, stem.with_name(stem.name + image.suffix)))
+                else:
+                    results.append(self._copies.write_image(stem, piece.pixels))
+        except (UnreadableImage, NoCopy):
+            self._copies.remove([*results, *others])
+            raise
         return self._row(image, source, edited, tuple(results), is_changed=not is_kept)
 
-    def _write_beside(self, image: Path, stem: Path, frame: Pixels, piece: Piece) -> None:
+    def _write_beside(self, image: Path, stem: Path, frame: Pixels, piece: Piece, written: list[str]) -> None:
+        """Write captions and mask of a copy, and add their paths to those that are `written`."""
         assert self._copies
         files = self._files.setdefault(
             image.parent,
@@ -263,13 +279,13 @@ class _Job:
         )
         for file, _ in files.of(image, frozenset()):
             if file != image and file.suffix.lower() not in CACHES:
-                self._copies.copy_file(file, stem.with_name(stem.name + file.suffix))
+                written.append(self._copies.copy_file(file, stem.with_name(stem.name + file.suffix)))
         if self._is_alpha:
             return
         for file, _ in files.beside(image):
             if file.stem == image.stem:
                 mask = piece.cut(read_mask(file), (frame.shape[1], frame.shape[0]))
-                self._copies.write_mask(MASKS / stem, mask)
+                written.append(self._copies.write_mask(MASKS / stem, mask))
 
     def _try(self, image: Path) -> Row:
         source = decoded(image, self._frames)
@@ -353,6 +369,8 @@ def mask_root(options: ImageToolOptions, root: Path) -> Path | None:
 
 def default_output(root: Path, task: str) -> Path:
     """Return a folder for copies next to `root` that does not exist."""
+    if not root.name:
+        raise ValueError("output_dir: not set; choose a folder for the copies")
     name = f"{root.name}-{ENDINGS[task]}"
     number, output = 1, root.with_name(name)
     while os.path.lexists(output):

@@ -21,6 +21,7 @@ OVERLAP = 16
 MODEL_SUFFIXES = (".safetensors", ".pth", ".ckpt")
 MISSING = "needs the package spandrel: pip install --no-deps spandrel einops"
 LARGEST_SCALE = 8
+LONGEST_SIDE = 16384
 Upscale = Callable[[Pixels], Pixels]
 
 
@@ -40,6 +41,8 @@ def resize_tool(options: SizeOptions) -> Callable[[Pixels], Edited]:
         wanted = target_size(size, options)
         if wanted == size or (not options.enlarge and wanted > size):
             return whole(pixels, "smaller than size" if wanted > size else "")
+        if max(wanted) > LONGEST_SIDE:
+            return whole(pixels, f"too elongated: it would be {max(wanted)} pixels long")
         return _at(pixels, resize(pixels, wanted, None))
 
     return tool
@@ -53,6 +56,8 @@ def upscale_tool(options: SizeOptions, upscale: Upscale) -> Callable[[Pixels], E
         wanted = target_size(size, options)
         if wanted <= size:
             return whole(pixels, "large enough")
+        if max(wanted) > LONGEST_SIDE:
+            return whole(pixels, f"too elongated: it would be {max(wanted)} pixels long")
         large = upscale(np.ascontiguousarray(pixels[..., :3]))
         if pixels.shape[2] == 4:
             large = np.dstack([large, resize(np.ascontiguousarray(pixels[..., 3]), large.shape[1::-1], None)])

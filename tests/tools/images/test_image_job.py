@@ -18,6 +18,7 @@ from sd_scripts.settings.image_tools import OPTIONS
 from sd_scripts.tools.images import copies as copies_module
 from sd_scripts.tools.images import job as job_module
 from tests.support import data
+from tests.support.captioning_models.tagging import write_tagger
 from tests.support.image_models.tiny import draw, edit, write_foreground, write_texts, write_yunet
 
 pytestmark = pytest.mark.run
@@ -194,6 +195,30 @@ def test_images_are_cropped_to_the_area_without_text(photos: Path, tmp_path: Pat
     assert notes["full.png"] == "only 0 % of it is without text"
 
 
+def test_tiny_and_elongated_images_end_no_job(photos: Path, tmp_path: Path, models: Path) -> None:
+    for name, sides in {"dot": (1, 1), "line": (3000, 1), "column": (1, 900)}.items():
+        draw(photos / f"{name}.png", sides)
+    tasks = {
+        "bars": (),
+        "faces": ("--task", "crop", "--model", models / "yunet.onnx"),
+        "text": ("--task", "crop", "--crop_to", "text_free", "--model", models / "text.onnx"),
+        "large": ("--task", "resize", "--resize_by", "shortest", "--size", 64, "--enlarge"),
+        "foreground": ("--task", "mask", "--model", models / "u2net.onnx", "--grow", 0.1, "--feather", 0.1),
+    }
+    for name, flags in tasks.items():
+        assert edit(photos, *flags, "--output_dir", tmp_path / name, "--run_dir", tmp_path / f"run-{name}") == 0
+        assert read_json(tmp_path / f"run-{name}" / "images.json")["failed"] == {}, name
+    assert size(tmp_path / "large" / "line.png") == (3000, 1)
+
+
+def test_an_image_without_a_copy_leaves_no_caption(photos: Path, tmp_path: Path) -> None:
+    draw(photos / "long.bmp", (16384, 2))
+    (photos / "long.txt").write_text("a line")
+    draw(photos / "short.bmp")
+    assert edit(photos, "--image_format", "webp") == 0
+    assert files(tmp_path / "photos-converted") == {"short.webp"}
+
+
 @pytest.mark.parametrize(
     ("flags", "sizes"),
     [
@@ -360,6 +385,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     listed = tmp_path / "list.txt"
     listed.write_text(f"{photos / 'a.png'}\n{photos / 'gone.png'}\n")
     (tmp_path / "text.onnx").write_text("no model")
+    tagger = write_tagger(models / "tagger")
     (tmp_path / "model.pth").write_text("no model")
     crop, mask = ("--task", "crop"), ("--task", "mask")
     offered = (
@@ -382,6 +408,9 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
         (photos, *mask, "--colour", "green"): "colour: 'green' is not a colour; write it as #rrggbb",
         (photos, "--task", "upscale"): "upscale_model: not set; choose the file of an upscaling model",
         (photos, "--task", "upscale", "--upscale_model", tmp_path / "model.pth"): "upscale_model: '",
+        (photos, *mask, "--model", tagger / "model.onnx"): f"model: '{tagger / 'model.onnx'}' does not read images",
+        (photos, *mask, "--mask_from", "colour", "--save_as", "alpha", "--image_format", "jpeg"): "image_format: jpeg "
+        "has no transparency",
         (photos, "--size", 4): "size: 4 is outside 16..8192",
         (photos, "--caption_extension", "/"): "caption_extension: '/' is not a file extension; use .txt",
     }
