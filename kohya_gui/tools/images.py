@@ -21,6 +21,8 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.image_tools import IMAGE_TOOLS, default_model, model_needed
 
+MASKS = "masks"
+"""Folder for the masks of an image folder, in it."""
 SOURCES = IMAGE_SUFFIXES | UNREAD_IMAGES
 FORM = JobForm(
     name="images",
@@ -70,7 +72,7 @@ def problems(values: Mapping[str, Any], images: Sequence[str], allowed_paths: Al
     if allowed_paths.allowed is None:
         return []
     folders = [Path(values["train_data_dir"])] if values["train_data_dir"] else [Path(each).parent for each in images]
-    if not values["output_dir"] and not all(allowed_paths.holds(_next_to(folder)) for folder in folders):
+    if not values["output_dir"] and not all(allowed_paths.holds(_output(folder, values)) for folder in folders):
         return ["output_dir: the folder next to the images is outside the allowed folders; choose a different one"]
     roots = [*folders, *([Path(values["conditioning_data_dir"])] if values["conditioning_data_dir"] else [])]
     for link in (link for folder in dict.fromkeys(roots) for link in _links(folder)):
@@ -79,10 +81,12 @@ def problems(values: Mapping[str, Any], images: Sequence[str], allowed_paths: Al
     return []
 
 
-def _next_to(folder: Path) -> Path:
-    """Return a path next to the image folder, which may be a folder like 10_cat in it."""
+def _output(folder: Path, values: Mapping[str, Any]) -> Path:
+    """Return a path where the folder for copies or masks of an image folder will be, which may be like 10_cat."""
     folder = folder.absolute()
-    return (folder.parent if numbered(folder.name) else folder).with_name("x")
+    root = folder.parent if numbered(folder.name) else folder
+    are_masks = values["task"] == "mask" and values["save_as"] == "folder"
+    return root / MASKS if are_masks and not os.path.lexists(root / MASKS) else root.with_name("x")
 
 
 def _links(folder: Path) -> Iterator[Path]:

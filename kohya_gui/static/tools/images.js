@@ -42,7 +42,8 @@
   };
 
   const nameOf = (path) => path.split(/[/\\]/).pop();
-  const result = ({ known, result: { images, tried, output, masks } }) => {
+  const see = (folder, words) => el("div", { class: "tool-actions" }, button(words, () => Studio.dataset.visit(folder), { "data-action": "see-copies" }));
+  const result = ({ known, result: { images, tried, output, masks, folder } }) => {
     const shown = (number, when) => image(`${url(`images/image/${number}`)}?when=${when}&job=${known}`, when);
     const row = ({ image: path, before, after, note, results, number, is_changed: changed }) =>
       el(
@@ -56,8 +57,8 @@
     if (output) {
       const hasCopies = masks !== output;
       if (hasCopies) parts.push(el("p", {}, `Copies: ${output}`));
-      if (masks) parts.push(el("p", {}, `Masks: ${masks}`), el("p", { class: "quiet" }, "Enter the folder of masks as conditioning_data_dir, and turn on masked_loss"));
-      if (hasCopies) parts.push(el("div", { class: "tool-actions" }, button("See the copies", () => Studio.dataset.visit(output), { "data-action": "see-copies" })));
+      if (masks) parts.push(el("p", {}, `Masks: ${masks}`), el("p", { class: "quiet" }, "To train with them, enter this folder as conditioning_data_dir, and turn on masked_loss"));
+      parts.push(see(hasCopies ? output : folder, hasCopies ? "See the copies" : "See the images"));
     }
     if (images.length) {
       const changes = table({ class: `job-changes${tried ? " side-by-side" : ""}` }, ["Image", "Before", tried ? "Would be" : "Copy"], images.slice(0, 50).map(row));

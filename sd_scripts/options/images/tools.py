@@ -28,7 +28,9 @@ class ImageToolOptions(OptionGroup, title="Images"):
     )
     recursive: bool = option(True, "Include images in subfolders.", label="Subfolders")
     output_dir: str | None = path_option(
-        "Folder for the copies, which must not exist yet. Default: next to the image folder.", label="Folder for copies"
+        "Folder for the copies, which must not exist yet. Default: next to the image folder; masks go into the folder "
+        "masks in it.",
+        label="Folder for copies",
     )
     conditioning_data_dir: str | None = path_option(
         "Folder of masks that are cropped and resized with their images. Default: masks in the image folder.",

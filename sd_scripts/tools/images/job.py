@@ -56,7 +56,7 @@ ENDINGS = {
     "crop": "cropped",
     "resize": "resized",
     "upscale": "upscaled",
-    "mask": "masks",
+    "mask": "masked",
 }
 """Task -> how the default name of the folder of copies ends."""
 CACHES = (".npz", ".safetensors")
@@ -73,6 +73,8 @@ class Result:
     """Folder of the copies; empty if there are none."""
     masks: str = ""
     """Folder of their masks; empty if there are none."""
+    folder: str = ""
+    """Folder of the originals."""
     images: list[dict[str, Any]] = field(default_factory=list)
     """A `Row` for each of the first images."""
     made: int = 0
@@ -105,8 +107,12 @@ def edit_images(given: Given, reporter: Reporter) -> None:
     options: ImageToolOptions = given[ImageToolOptions]
     images = _images(options)
     root = root_of(options, images)
-    result = Result(output="", tried=options.try_images > 0)
-    output = None if result.tried else Path(options.output_dir or default_output(root, options.task)).absolute()
+    result = Result(output="", folder=str(root), tried=options.try_images > 0)
+    output = (
+        None
+        if result.tried
+        else Path(options.output_dir or default_output(root, options.task, given[MaskOptions].save_as)).absolute()
+    )
     if output and output.is_dir() and any(output.iterdir()):
         raise ValueError(f"output_dir: '{output}' exists; choose a folder that does not exist yet")
     reporter.phase("loading the model")
@@ -367,11 +373,14 @@ def mask_root(options: ImageToolOptions, root: Path) -> Path | None:
     return root / MASKS if (root / MASKS).is_dir() else None
 
 
-def default_output(root: Path, task: str) -> Path:
-    """Return a folder for copies next to `root` that does not exist."""
+def default_output(root: Path, task: str, save_as: str) -> Path:
+    """Return a folder that does not exist: next to `root`, and for masks the one in it where the page looks."""
+    are_masks = task == "mask" and save_as == "folder"
+    if are_masks and not os.path.lexists(root / MASKS):
+        return root / MASKS
     if not root.name:
         raise ValueError("output_dir: not set; choose a folder for the copies")
-    name = f"{root.name}-{ENDINGS[task]}"
+    name = f"{root.name}-{MASKS if are_masks else ENDINGS[task]}"
     number, output = 1, root.with_name(name)
     while os.path.lexists(output):
         number += 1

@@ -81,6 +81,9 @@ def test_mistakes_and_paths_outside_are_refused(home: Path) -> None:
     assert "is not an image" in refusal(client, values={}, images=["/etc/passwd"])
     whole = refusal(client, values={"train_data_dir": str(home / "data")})
     assert "the folder next to the images is outside the allowed folders" in whole
+    (home / "data" / "masks").mkdir()
+    masks = {"task": "mask", "mask_from": "alpha", "train_data_dir": str(home / "data")}
+    assert "the folder next to the images is outside the allowed folders" in refusal(client, values=masks)
     (home / "secret.txt").write_text("secret")
     (photos / "a.txt").symlink_to(home / "secret.txt")
     assert "is a link that leads outside the allowed folders" in refusal(client, values=good)

@@ -255,6 +255,10 @@ def test_masks_are_made_as_training_reads_them(photos: Path, tmp_path: Path, mod
     plan = data.plan_of(photos, conditioning_data_dir=tmp_path / "background", masked_loss=True, told=[])
     made = tmp_path / "background" / "10_cat"
     assert [item.mask for item in plan.items] == [made / "a.png", made / "b.png"]
+    assert edit(photos, "--task", "mask", "--mask_from", "colour") == 0  # where the page looks for them
+    assert files(photos) == {"10_cat/a.png", "10_cat/b.jpg", "masks/10_cat/a.png", "masks/10_cat/b.png"}
+    assert edit(photos, "--task", "mask", "--mask_from", "colour") == 0
+    assert files(tmp_path / "photos-masks") == {"10_cat/a.png", "10_cat/b.png"}
     wide, _ = masks("wide", "--mask_from", "colour", "--colour", "#0000ff", "--grow", 0.05, "--feather", 0.02)
     assert wide[84, 76] > 128 > wide[84, 70] > 0
 
@@ -369,7 +373,7 @@ def test_two_jobs_do_not_write_the_same_folder(
 @pytest.mark.skipif(os.name != "posix", reason="Windows has other limits of names")
 def test_odd_names_are_kept_and_one_that_is_too_long_is_named(photos: Path, tmp_path: Path) -> None:
     names = ["a'b\"c.bmp", "<img src=x>.bmp", "line\nend.bmp", "猫 é.bmp", "%2e%2e.bmp", os.fsdecode(b"\xff\xfe.bmp")]
-    for name in (*names, f"{'x' * 240}.bmp"):
+    for name in (*names, f"{'x' * 246}.bmp"):
         draw(photos / name, (8, 8))
     assert edit(photos, "--run_dir", tmp_path / "run") == 0
     assert files(tmp_path / "photos-converted") == {f"{name[:-4]}.png" for name in names}
