@@ -60,8 +60,9 @@ ENDINGS = {
 }
 """Task -> how the default name of the folder of copies ends."""
 CACHES = (".npz", ".safetensors")
-SIGHT = 0.35
+SIGHT = 0.4
 """How much is seen of what a mask leaves out, where it is shown."""
+TINT = (220, 40, 60)
 SOURCES = IMAGE_SUFFIXES | UNREAD_IMAGES
 
 
@@ -108,11 +109,7 @@ def edit_images(given: Given, reporter: Reporter) -> None:
     images = _images(options)
     root = root_of(options, images)
     result = Result(output="", folder=str(root), tried=options.try_images > 0)
-    output = (
-        None
-        if result.tried
-        else Path(options.output_dir or default_output(root, options.task, given[MaskOptions].save_as)).absolute()
-    )
+    output = None if result.tried else _output(given, root)
     if output and output.is_dir() and any(output.iterdir()):
         raise ValueError(f"output_dir: '{output}' exists; choose a folder that does not exist yet")
     reporter.phase("loading the model")
@@ -325,9 +322,9 @@ class _Job:
 
 
 def _masked(pixels: Pixels, mask: Pixels) -> Pixels:
-    """Return an image in which what a mask leaves out is dark."""
+    """Return an image in which what a mask leaves out is red."""
     weight = SIGHT + (1 - SIGHT) * mask[..., None].astype(np.float32) / 255
-    return np.rint(pixels[..., :3] * weight).astype(np.uint8)
+    return np.rint(pixels[..., :3] * weight + np.array(TINT) * (1 - weight)).astype(np.uint8)
 
 
 def _images(options: ImageToolOptions) -> list[Path]:
@@ -371,6 +368,13 @@ def mask_root(options: ImageToolOptions, root: Path) -> Path | None:
     if options.conditioning_data_dir:
         return Path(options.conditioning_data_dir).absolute()
     return root / MASKS if (root / MASKS).is_dir() else None
+
+
+def _output(given: Given, root: Path) -> Path:
+    options: ImageToolOptions = given[ImageToolOptions]
+    if options.output_dir:
+        return Path(options.output_dir).absolute()
+    return default_output(root, options.task, given[MaskOptions].save_as)
 
 
 def default_output(root: Path, task: str, save_as: str) -> Path:

@@ -36,11 +36,11 @@ class MaskTool:
     def _finished(self, mask: Pixels) -> Pixels:
         options = self._options
         longest = max(mask.shape)
+        if options.invert:
+            mask = 255 - mask
         if by := round(abs(options.grow) * longest):
             disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * by + 1, 2 * by + 1))
             mask = (cv2.dilate if options.grow > 0 else cv2.erode)(mask, disc).astype(np.uint8, copy=False)
-        if options.invert:
-            mask = 255 - mask
         if (sigma := options.feather * longest / 2) > 0.1:
             mask = cv2.GaussianBlur(mask, (0, 0), sigma).astype(np.uint8, copy=False)
         if options.floor:
