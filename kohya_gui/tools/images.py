@@ -69,24 +69,27 @@ def problems(values: Mapping[str, Any], images: Sequence[str], allowed_paths: Al
         return found
     if values["task"] == "upscale" and not values["upscale_model"]:
         return ["upscale_model: not set; choose the file of an upscaling model"]
-    if allowed_paths.allowed is None:
-        return []
-    folders = [Path(values["train_data_dir"])] if values["train_data_dir"] else [Path(each).parent for each in images]
-    if not values["output_dir"] and not all(allowed_paths.holds(_output(folder, values)) for folder in folders):
-        return ["output_dir: the folder next to the images is outside the allowed folders; choose a different one"]
-    roots = [*folders, *([Path(values["conditioning_data_dir"])] if values["conditioning_data_dir"] else [])]
-    for link in (link for folder in dict.fromkeys(roots) for link in _links(folder)):
-        if not allowed_paths.holds(link):
-            return [f"train_data_dir: {link.name[:100]!r} is a link that leads outside the allowed folders; remove it"]
-    return []
+    return _problems_of_places(values, images, allowed_paths) if allowed_paths.allowed is not None else []
 
 
-def _output(folder: Path, values: Mapping[str, Any]) -> Path:
-    """Return a path where the folder for copies or masks of an image folder will be, which may be like 10_cat."""
-    folder = folder.absolute()
-    root = folder.parent if numbered(folder.name) else folder
+def _problems_of_places(values: Mapping[str, Any], images: Sequence[str], allowed_paths: AllowedPaths) -> list[str]:
+    """Return why the job would read or write outside the allowed folders, as the command chooses its places."""
+    folders = [Path(image).absolute().parent for image in images]
+    base = Path(values["train_data_dir"]).absolute() if values["train_data_dir"] else folders[0]
+    if any(folder != base and base not in folder.parents for folder in folders):
+        base = Path(os.path.commonpath(folders))
+    root = base.parent if numbered(base.name) else base
     are_masks = values["task"] == "mask" and values["save_as"] == "folder"
-    return root / MASKS if are_masks and not os.path.lexists(root / MASKS) else root.with_name("x")
+    output = root / MASKS if are_masks and not os.path.lexists(root / MASKS) else root.parent / "x"
+    if not values["output_dir"] and not allowed_paths.holds(output):
+        return ["output_dir: the folder next to the images is outside the allowed folders; choose a different one"]
+    masks = Path(values["conditioning_data_dir"] or root / MASKS)
+    for place in dict.fromkeys((masks, *folders) if images else (masks, base)):
+        for link in (place, *_links(place)):
+            if os.path.lexists(link) and not allowed_paths.holds(link):
+                name = link.name[:100]
+                return [f"train_data_dir: {name!r} is a link that leads outside the allowed folders; remove it"]
+    return []
 
 
 def _links(folder: Path) -> Iterator[Path]:

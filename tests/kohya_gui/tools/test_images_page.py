@@ -87,6 +87,18 @@ def test_mistakes_and_paths_outside_are_refused(home: Path) -> None:
     (home / "secret.txt").write_text("secret")
     (photos / "a.txt").symlink_to(home / "secret.txt")
     assert "is a link that leads outside the allowed folders" in refusal(client, values=good)
+    (photos / "a.txt").unlink()
+    cats = home / "data" / "cats" / "10_cat"
+    draw(cats / "a.png")
+    draw(home / "secret" / "10_cat" / "a.png")
+    (cats.parent / "masks").symlink_to(home / "secret")
+    for values in ({"train_data_dir": str(cats)}, {"train_data_dir": str(cats.parent)}):
+        assert "is a link that leads outside the allowed folders" in refusal(client, values=values), values
+    (cats.parent / "masks").unlink()
+    draw(home / "other" / "b.png")
+    client = page(home, AllowedPaths.within([home / "data" / "photos", home / "other"]))
+    both = [str(photos / "a.png"), str(home / "other" / "b.png")]  # copies would be next to their common folder
+    assert "the folder next to the images is outside the allowed folders" in refusal(client, values={}, images=both)
     assert client.post("/studio/images/resume", json={}).status_code == 404
 
 
