@@ -8,12 +8,13 @@ RUN apt-get update \
 
 # PyPI's PyTorch brings CUDA 13; drivers for CUDA 12 need --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126
 ARG TORCH_INDEX=""
-COPY requirements.txt /app/
+COPY requirements.txt requirements-no-deps.txt /app/
 RUN --mount=type=cache,target=/root/.cache/pip \
     if [ -n "$TORCH_INDEX" ]; then \
         pip install --index-url "$TORCH_INDEX" "$(grep '^torch==' /app/requirements.txt)"; \
     fi \
-    && pip install -r /app/requirements.txt
+    && pip install -r /app/requirements.txt \
+    && pip install --no-deps -r /app/requirements-no-deps.txt
 
 # The home folder is the volume: models, images and outputs, and below it the list of runs, the token and all caches.
 ARG UID=1000

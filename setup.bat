@@ -19,6 +19,7 @@ echo Creating .venv with: %base%
 "%python%" -c "%supported%" || goto unsupported
 rem Copies of the files that were installed last, written only after everything succeeded.
 fc /b "%root%requirements.txt" "%root%.venv\requirements.txt" >nul 2>&1 || goto install
+fc /b "%root%requirements-no-deps.txt" "%root%.venv\requirements-no-deps.txt" >nul 2>&1 || goto install
 fc /b "%root%pyproject.toml" "%root%.venv\pyproject.toml" >nul 2>&1 || goto install
 exit /b 0
 
@@ -30,7 +31,9 @@ set "PYTHONPATH=%root%"
 "%python%" -m sd_scripts.tools.install_torch || goto failed
 endlocal
 "%python%" -m pip install --disable-pip-version-check -r "%root%requirements.txt" -e "%root%." || goto failed
+"%python%" -m pip install --disable-pip-version-check --no-deps -r "%root%requirements-no-deps.txt" || goto failed
 copy /y "%root%requirements.txt" "%root%.venv\requirements.txt" >nul || goto failed
+copy /y "%root%requirements-no-deps.txt" "%root%.venv\requirements-no-deps.txt" >nul || goto failed
 copy /y "%root%pyproject.toml" "%root%.venv\pyproject.toml" >nul || goto failed
 exit /b 0
 

@@ -52,11 +52,12 @@ make_environment() {
 install_requirements() {
     local wanted stamp="$root/.venv/installed-$1" project=()
     [ "$1" = requirements.txt ] && project=(-e "$root")
-    wanted=$(cat "$root/$1" ${project:+"$root/pyproject.toml"} | cksum) || return 1
+    wanted=$(cat "$root/$1" ${project:+"$root/requirements-no-deps.txt" "$root/pyproject.toml"} | cksum) || return 1
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     echo "Installing $1. The first time, this downloads several gigabytes."
     PYTHONPATH=$root "$python" -m sd_scripts.tools.install_torch || return 1 # the CUDA build that the driver runs
     "$python" -m pip install --disable-pip-version-check -r "$root/$1" "${project[@]}" || return 1
+    [ -z "$project" ] || "$python" -m pip install --disable-pip-version-check --no-deps -r "$root/requirements-no-deps.txt" || return 1
     echo "$wanted" >"$stamp" # last, so that an interrupted installation is resumed
 }
 

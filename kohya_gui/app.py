@@ -13,7 +13,15 @@ from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.form.training_tab import TrainingTab
 from kohya_gui.form.visibility import as_element
 from kohya_gui.lora_gui import LORA
-from kohya_gui.runs.runs_gui import captions_tab, dataset_tab, generate_tab, lora_tools_tab, machine_tab, runs_tab
+from kohya_gui.runs.runs_gui import (
+    captions_tab,
+    dataset_tab,
+    generate_tab,
+    image_tools_tab,
+    lora_tools_tab,
+    machine_tab,
+    runs_tab,
+)
 from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from sd_scripts.formats.words import listed
 from sd_scripts.runs.queue import RunQueue
@@ -30,6 +38,7 @@ TRAININGS = (LORA, DREAMBOOTH, FINETUNE, TEXTUAL_INVERSION)
 OTHER_TABS = {
     "dataset": ("Dataset", dataset_tab),
     "captions": ("Captions", captions_tab),
+    "imagetools": ("Image tools", image_tools_tab),
     "generate": ("Generate", generate_tab),
     "loratools": ("LoRA tools", lora_tools_tab),
     "runs": ("Runs", runs_tab),

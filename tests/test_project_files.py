@@ -51,7 +51,7 @@ def test_development_adds_to_what_users_install() -> None:
 
 
 def test_every_requirement_is_pinned() -> None:
-    every = requirements("requirements.txt") + requirements("requirements-dev.txt")
+    every = [each for file in ROOT.glob("requirements*.txt") for each in requirements(file.name)]
     assert [str(each) for each in every if [part.operator for part in each.specifier] != ["=="]] == []
 
 
@@ -68,7 +68,7 @@ def test_the_changelog_begins_with_the_version() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="setup.sh is for bash")
 def test_users_install_the_project_without_the_packages_of_development(tmp_path: Path) -> None:
-    for name in ("setup.sh", "requirements.txt", "requirements-dev.txt", "pyproject.toml"):
+    for name in ("setup.sh", "requirements.txt", "requirements-dev.txt", "requirements-no-deps.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -85,9 +85,12 @@ def test_users_install_the_project_without_the_packages_of_development(tmp_path:
         )
         return [line.replace(f"{tmp_path}", ".") for line in pip if line]
 
-    assert installed("requirements.txt") == ["-r ./requirements.txt -e ."]
+    assert installed("requirements.txt") == ["-r ./requirements.txt -e .", "--no-deps -r ./requirements-no-deps.txt"]
     assert installed() == []
     assert installed("requirements-dev.txt") == ["-r ./requirements-dev.txt"]
     with (tmp_path / "requirements.txt").open("a") as file:
         file.write("# changed\n")
-    assert installed("requirements-dev.txt") == ["-r ./requirements.txt -e ."]
+    assert installed("requirements-dev.txt") == [
+        "-r ./requirements.txt -e .",
+        "--no-deps -r ./requirements-no-deps.txt",
+    ]

@@ -39,7 +39,7 @@ def setup(bin_folder: Path) -> list[str]:
     """Run setup.sh in a new project and return the lines that it prints."""
     root = bin_folder.parent / "project"
     root.mkdir(exist_ok=True)
-    for name in ("setup.sh", "requirements.txt", "pyproject.toml"):
+    for name in ("setup.sh", "requirements.txt", "requirements-no-deps.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     environment = {**os.environ, "PATH": f"{bin_folder}:/usr/bin:/bin"}
     command = ["bash", "-c", f"source {root}/setup.sh"]
@@ -76,9 +76,10 @@ def test_pytorch_is_installed_before_what_else_is_required(bin_folder: Path) -> 
     environment = bin_folder.parent / "project" / ".venv" / "bin"
     environment.mkdir(parents=True)
     make(environment, "python", 10)
-    *_, first, second = setup(bin_folder)
+    *_, first, second, third = setup(bin_folder)
     assert first == "-m sd_scripts.tools.install_torch"
     assert "-r" in second.split()
+    assert "--no-deps" in third.split()
 
 
 BATCH_FILES = ("setup.bat", "gui.bat")

@@ -59,6 +59,11 @@ def captions_tab() -> None:
     gr.HTML("<div data-captions></div>", elem_id="captions-form", apply_default_css=False)
 
 
+def image_tools_tab() -> None:
+    """Lay out the tab Image tools, which images.js fills."""
+    gr.HTML("<div data-images></div>", elem_id="images-form", apply_default_css=False)
+
+
 def generate_tab() -> None:
     """Lay out the tab Generate: its form on the left, progress and images on the right (generate.js)."""
     with gr.Row(elem_classes="columns"):

@@ -12,7 +12,14 @@ from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes, regularisation_routes
 from kohya_gui.runs import live_routes, measure_routes, plan_card
-from kohya_gui.tools import captions_routes, compile_cache_routes, doctor_routes, lora_tools_routes, publish_routes
+from kohya_gui.tools import (
+    captions_routes,
+    compile_cache_routes,
+    doctor_routes,
+    images,
+    lora_tools_routes,
+    publish_routes,
+)
 from sd_scripts.runs.queue import RunQueue
 
 
@@ -33,6 +40,7 @@ def routes(
         *compile_cache_routes.routes(allowed_paths),
         *lora_tools_routes.routes(queue, allowed_paths),
         *captions_routes.routes(queue, allowed_paths),
+        *images.routes(queue, allowed_paths),
         *generate_routes.routes(queue, allowed_paths),
         *regularisation_routes.routes(queue, allowed_paths),
         *dataset_routes.routes(allowed_paths),

@@ -16,6 +16,8 @@ interface StudioOfLaterScripts {
   dataset: any;
   // tools/captions.js
   caption(folder: string, images?: string[]): Promise<void>;
+  // tools/images.js
+  editImages(folder: string, images?: string[]): Promise<void>;
   // generate/
   compareCheckpoints(run: any): Promise<void>;
   tryRun(run: any): Promise<void>;

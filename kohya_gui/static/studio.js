@@ -12,7 +12,7 @@ var Studio = (() => {
   const SILENT = "The program has not answered: this machine may be busy. Try again in a moment";
   const ask = async (path, options = {}) => {
     const answer = await fetch(url(path), { signal: AbortSignal.timeout(15000), ...options }).catch((error) => {
-      throw error.name === "TimeoutError" ? new Error(SILENT) : error; // the browser's is "signal timed out"
+      throw error.name === "TimeoutError" ? Object.assign(new Error(SILENT), { name: error.name }) : error; // the browser's is "signal timed out"
     });
     if (answer.status === 204) return null;
     const content = await answer.json().catch((error) => {

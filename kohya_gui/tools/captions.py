@@ -1,29 +1,22 @@
 """Captioning on the page: its fields, hints and job. No Gradio, no torch."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kohya_gui.access.allowed_paths import AllowedPaths
-from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.form.recognise import Recognised, glance
-from kohya_gui.runs.launch_command import setting_flags
-from kohya_gui.tools.tool_job import ToolJob
+from kohya_gui.tools.job_form import MOST_IMAGES, ImagesJob, JobForm, as_hint, hint_of_model, in_cache
 from sd_scripts.families.cards.model_file import is_hub_id
 from sd_scripts.families.cards.registry import cards
-from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.images.caption_files import find_captions
 from sd_scripts.formats.images.folder_names import dotted, is_ending
-from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, each_image, has_suffix
+from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, each_image
 from sd_scripts.formats.words import counted
-from sd_scripts.options.captioning.known_models import KNOWN_MODELS, default_model, known_model
+from sd_scripts.options.captioning.known_models import KNOWN_MODELS, default_model
 from sd_scripts.options.captioning.text import CaptionTextOptions, EndpointOptions, TaggerOptions
-from sd_scripts.options.spec import Option
-from sd_scripts.runs.watched import WatchedRun
-from sd_scripts.settings.compat.captioning import CAPTIONING, OPTIONS
+from sd_scripts.settings.compat.captioning import CAPTIONING
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import defaults, option_problems
 
 HIDDEN = ("image_list", "try_images", "ask_api_key", "device")
 """Options without a control: the page sends lists of images itself, and tries by a button of its own."""
@@ -42,9 +35,22 @@ OF_METHODS: Mapping[str, tuple[str, ...]] = {
 }
 """Option -> the methods for which it has an effect; all, if it is not listed."""
 PATHS = ("train_data_dir", "model_dir")
-LINKS = FieldLinks("caption", {name: o for name, o in OPTIONS.items() if name not in HIDDEN})
-MOST_IMAGES = 100_000
-"""Images of a folder that a hint counts, and of a request."""
+FORM = JobForm(
+    name="captions",
+    prefix="caption",
+    module="sd_scripts.tools.captioning",
+    groups=CAPTIONING,
+    choice="method",
+    of_choices=OF_METHODS,
+    hidden=HIDDEN,
+    first=FIRST,
+    paths=PATHS,
+    unread=("image_list", "ask_api_key"),
+    images=IMAGE_SUFFIXES,
+    placeholders=dict.fromkeys(
+        (o.name for o in each_option(TaggerOptions) if o.name.endswith("_threshold")), "as Threshold"
+    ),
+)
 CLIP_READS = "clip_captions"
 
 
@@ -53,67 +59,19 @@ def described() -> dict[str, Any]:
     models = [vars(model) for model in KNOWN_MODELS]
     families = [[card.name, card.title, CLIP_READS in card.capabilities] for card in cards()]
     return {
-        "fields": [_field(o) for o in OPTIONS.values() if o.name not in HIDDEN],
+        "fields": FORM.fields(),
         "models": models,
         "families": families,
     }
 
 
-def _field(o: Option) -> dict[str, Any]:
-    return {
-        "name": o.name,
-        "label": o.label,
-        "help": o.help,
-        "kind": _kind(o),
-        "default": o.default,
-        "choices": list(o.choices),
-        "nullable": o.nullable,
-        "whole": o.type is int,
-        "within": list(o.within) if o.within else None,
-        "placeholder": o.placeholder,
-        "methods": list(OF_METHODS.get(o.name, ())),
-        "first": o.name in FIRST,
-    }
-
-
-def _kind(o: Option) -> str:
-    if o.path:
-        return "folder"
-    if o.type is bool:
-        return "switch"
-    if o.type in (int, float):
-        return "number"
-    return "choice" if o.choices else "text"
-
-
-def read_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all options from the page's values; those of other methods are the defaults."""
-    values = defaults(CAPTIONING)
-    method = given.get("method", values["method"])
-    for name, o in OPTIONS.items():
-        if name in given and name not in ("image_list", "ask_api_key") and method in OF_METHODS.get(name, (method,)):
-            value = o.located(o.read(given[name]))
-            values[name] = o.default if value in ("", None) and not o.nullable else value
-    return values
-
-
 def problems(values: Mapping[str, Any], images: Sequence[str], allowed_paths: AllowedPaths) -> list[str]:
     """Return a sentence for each mistake; files outside the allowed folders are not looked at."""
-    if images:
-        values = {**values, "image_list": "chosen images"}
-    if invalid := option_problems(CAPTIONING, values):
-        return invalid
-    outside = [allowed_paths.problem(name, str(values[name])) for name in PATHS if values[name]]
-    outside += [allowed_paths.problem("train_data_dir", path) for path in images]
-    if model := _model_path(values):
-        outside.append(allowed_paths.problem("model", model))
-    if found := [problem for problem in outside if problem]:
-        return found[:1]
+    if found := FORM.problems(values, images, allowed_paths, _model_path(values)):
+        return found
     if values["method"] == "endpoint":
         missing = {"endpoint": "enter the address of the server", "model": "enter the server's name for the model"}
         return [f"{name}: not set; {what}" for name, what in missing.items() if not values[name]]
-    if not images and not Path(values["train_data_dir"]).is_dir():
-        return [f"train_data_dir: folder not found: '{values['train_data_dir']}'"]
     return []
 
 
@@ -123,16 +81,6 @@ def _model_path(values: Mapping[str, Any]) -> str:
     return (
         "" if values["method"] == "endpoint" or not model or (is_hub_id(model) and not Path(model).exists()) else model
     )
-
-
-def chosen_images(given: object) -> list[str]:
-    """Return the images that a request names. Raises ValueError for anything else than names of image files."""
-    images = given if isinstance(given, list) else []
-    if len(images) > MOST_IMAGES or not all(isinstance(each, str) and "\n" not in each for each in images):
-        raise ValueError("The chosen images are not a list of paths")
-    if wrong := [each for each in images if not has_suffix(each, IMAGE_SUFFIXES)]:
-        raise ValueError(f"train_data_dir: {wrong[0][:200]!r} is not an image")
-    return images
 
 
 def hints(values: Mapping[str, Any], images: Sequence[str], allowed_paths: AllowedPaths) -> dict[str, Any]:
@@ -146,11 +94,7 @@ def hints(values: Mapping[str, Any], images: Sequence[str], allowed_paths: Allow
     elif folder:
         shown = Recognised(str(problem), good=False)
     model, missing = _model(values, allowed_paths)
-    return {"train_data_dir": _hint(shown), "model": _hint(model), "missing": missing}
-
-
-def _hint(hint: Recognised) -> dict[str, Any]:
-    return {"text": hint.text, "good": hint.good}
+    return {"train_data_dir": as_hint(shown), "model": as_hint(model), "missing": missing}
 
 
 def _images(folder: Path, values: Mapping[str, Any]) -> Recognised:
@@ -178,54 +122,15 @@ def _model(values: Mapping[str, Any], allowed_paths: AllowedPaths) -> tuple[Reco
     name = str(values["model"] or default_model(method))
     if method == "endpoint":
         return Recognised("The server's name for the model" if not values["model"] else ""), False
-    if path := _model_path(values):
-        if problem := allowed_paths.problem("model", path):
-            return Recognised(problem, good=False), False
-        is_here = Path(path).is_dir()
-        return Recognised("A folder of this machine" if is_here else "Folder not found", good=is_here), False
-    known = known_model(name)
-    about = f"{known.about}. " if known else ""
-    if _is_cached(name, method, values["model_dir"]):
-        return Recognised(f"{name}: {about}On this machine", good=True), False
-    size = (
-        f"{known.gigabytes:g} GB, licence {known.licence}" if known else "size and licence are on its page of the Hub"
-    )
-    return Recognised(f"{name}: {about}Not on this machine: a download of {size}"), True
-
-
-def _is_cached(name: str, method: str, model_dir: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
     file = "selected_tags.csv" if method == "tagger" else "config.json"
-    try:
-        return isinstance(try_to_load_from_cache(name, file, cache_dir=model_dir), str)
-    except (OSError, ValueError):
-        return False
+    is_cached = in_cache(name, file, values["model_dir"])
+    return hint_of_model(name, _model_path(values), is_cached, KNOWN_MODELS, allowed_paths)
 
 
-class CaptionJob(ToolJob):
+class CaptionJob(ImagesJob):
     """The single captioning job of this GUI."""
 
-    name = "captions"
     busy_sentence = "Images are already being captioned: stop that job or wait for it to finish"
 
-    def start(self, values: Mapping[str, Any], images: Sequence[str], secrets: Mapping[str, str]) -> None:
-        """Start now or, if it computes on the GPU, when the run there ends. Raises ValueError, one sentence."""
-        self.check_idle()
-        self.uses_gpu = values["method"] == "captioner"
-
-        def prepare(job: WatchedRun) -> Sequence[str]:
-            if not images:
-                return ()
-            file = job.folder.path / "images.txt"
-            write_whole(file, "\n".join(images) + "\n")
-            return "--image_list", str(file)
-
-        record = {"values": dict(values), "images": list(images)}
-        self.begin(command(values), prepare, record=record, secrets=secrets)
-
-
-def command(values: Mapping[str, Any]) -> list[str]:
-    """Return the command line with these values; defaults are left out."""
-    changed = {name: values[name] for name, o in OPTIONS.items() if values[name] not in (None, o.default)}
-    return [sys.executable, "-m", "sd_scripts.tools.captioning", *setting_flags(changed)]
+    def needs_gpu(self, values: Mapping[str, Any]) -> bool:
+        return bool(values["method"] == "captioner")

@@ -99,11 +99,11 @@ def black_bars(grey: Grey) -> tuple[float, float, float, float]:
     """Return the shares of the image that are black bars: left, top, right, bottom. A dark edge that fades into the
     image is none."""
     sides = (grey.T, grey, grey.T[::-1], grey[::-1])
-    left, top, right, bottom = (round(_bar(each), 4) for each in sides)
+    left, top, right, bottom = (round(bar_share(each), 4) for each in sides)
     return left, top, right, bottom
 
 
-def _bar(rows: Grey) -> float:
+def bar_share(rows: Grey) -> float:
     """Return the share of the first rows that are black, if they end at an edge."""
     bright = (rows > DARK).mean(axis=1)
     lit = np.flatnonzero(bright > 0.02)

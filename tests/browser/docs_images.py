@@ -152,11 +152,27 @@ def captions_tab(page: Any, folder: Path) -> None:
     page.locator("#caption-thresh").fill("0.2")
     expect(page.locator("[data-hint=train_data_dir]")).to_contain_text("1 with a .txt file")
     page.locator("[data-action=try-captions]").click()
-    expect(page.locator(".caption-changes tbody tr")).to_have_count(5)
+    expect(page.locator(".job-changes tbody tr")).to_have_count(5)
     save(page, DOCS / "captions.png")
 
 
-WITHOUT_DEMO: dict[str, Callable[[Any, Path], None]] = {"captions": captions_tab}
+def image_tools_tab(page: Any, folder: Path) -> None:
+    """Show masks by colour that were tried on five images."""
+    images = write_images(folder / "photos")
+    page.locator("#imagetools-button").click()
+    page.locator(".images [data-method=mask]").click()
+    page.locator("#images-train_data_dir").fill(str(images))
+    page.locator("#images-mask_from").select_option("colour")
+    with Image.open(images / FOLDER / "blue_triangle_on_a_black_background.png") as image:
+        red, green, blue = image.convert("RGB").getpixel((1, 1))  # type: ignore[misc]
+    page.locator("#images-colour").fill(f"#{red:02x}{green:02x}{blue:02x}")
+    page.locator("#images-feather").fill("0.01")
+    page.locator("[data-action=try-images]").click()
+    expect(page.locator(".images .job-changes tbody tr")).to_have_count(5)
+    save(page, DOCS / "image-tools.png")
+
+
+WITHOUT_DEMO: dict[str, Callable[[Any, Path], None]] = {"captions": captions_tab, "image-tools": image_tools_tab}
 OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "page": training_tab,
     "dataset": dataset_tab,

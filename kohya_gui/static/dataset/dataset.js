@@ -342,6 +342,9 @@ Studio.dataset = (() => {
           button("Select all", () => grid.all(), { class: "quiet-button" }),
           button("None", () => grid.none(), { class: "quiet-button" }),
           button("Caption…", caption, { class: "quiet-button", id: "dataset-caption", title: "Tag or caption the selected images, or all" }),
+          button("Image tools…", edit, { class: "quiet-button", id: "dataset-images", title: "Convert, crop, resize or mask copies of the selected images, or of all" }),
+          button("Duplicates…", () => data && Duplicates.open(), { class: "quiet-button", id: "dataset-duplicates" }),
+          button("Balance…", () => data && Balance.open(), { class: "quiet-button", id: "dataset-balance" }),
           refs.size,
           refs.masks,
           button("What a step sees…", StepView.make(() => ({ ...form(place.tab), folder: place.folder })), { class: "quiet-button" }),
@@ -386,6 +389,7 @@ Studio.dataset = (() => {
     host.classList.toggle("masks-hidden", isHidden);
     host.style.setProperty("--mask-tint", MaskEditor.tint());
   };
+  const edit = () => Studio.editImages(place.folder, selection());
   const reverse = () => {
     refs.reverse.setAttribute("aria-pressed", String(refs.reverse.getAttribute("aria-pressed") !== "true"));
     arrange();

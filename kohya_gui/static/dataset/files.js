@@ -20,9 +20,10 @@ var DatasetFiles = (() => {
   const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
   const move = () => attempt(async () => moved(await Captions.ask("files/move", { images: Captions.byFolder(chosen()), target: refs.target.value })));
-  const remove = () =>
+  /** Move images into the trash, those that are selected unless they are named. */
+  const remove = (named = null) =>
     attempt(async () => {
-      const images = chosen();
+      const images = named ?? chosen();
       await moved(await Captions.ask("files/remove", { images: Captions.byFolder(images) }));
       const { undo } = Captions.state();
       Studio.toast(`${many(images.length, "image")} in the trash`, "Undo", async () => {
@@ -212,7 +213,7 @@ var DatasetFiles = (() => {
         el(
           "p",
           { class: "ways" },
-          button("Remove selected", remove, { class: "small-button" }),
+          button("Remove selected", () => remove(), { class: "small-button" }),
           button("Trash…", trash, { class: "small-button" }),
           button("Export as zip", exported, { class: "small-button" }),
           button("History…", history, { class: "small-button" }),
@@ -236,5 +237,5 @@ var DatasetFiles = (() => {
     if (choices.some(({ path }) => path === before)) refs.target.value = before;
     fill();
   };
-  return { box, show };
+  return { box, show, remove };
 })();

@@ -154,11 +154,16 @@ def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | Non
     """
 
     def decode(opened: Image.Image) -> tuple[Pixels, Pixels | None]:
-        profile = profile_of(opened)  # before the pixels are read, which closes the file
-        image = to_srgb(_upright(opened, path), profile)
+        image = upright_srgb(opened, path)
         return _with_opacity(image) if alpha else (np.array(_on_white(image)), None)
 
     return _read(path, decode)
+
+
+def upright_srgb(opened: Image.Image, path: Path) -> Image.Image:
+    """Return the colours of an open image in sRGB, after EXIF rotation, in 8 bits."""
+    profile = profile_of(opened)  # before the pixels are read, which closes the file
+    return to_srgb(_upright(opened, path), profile)
 
 
 def read_mask(path: Path) -> Pixels:

@@ -17,6 +17,8 @@ SHOWN = ("PNG", "JPEG", "WEBP")
 """Formats that browsers show."""
 TRAINED = (*SHOWN, "BMP", "AVIF", "JXL")
 """Formats that training and generating read, as far as they are installed."""
+CONVERTED = (*TRAINED, "HEIF", "TIFF", "GIF", "JPEG2000", "PPM", "TGA", "PCX", "QOI", "ICO", "PSD", "DDS")
+"""Formats that are converted; HEIF and JXL as far as their plugins are installed."""
 LARGEST_PROFILE = 16 * 2**20
 """Bytes of an ICC profile that is read; profiles of printers have up to 3 MB."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -45,7 +47,9 @@ def texts_of(image: Image.Image) -> dict[str, str]:
     return {str(key): text for key, text in image.info.items() if isinstance(text, str)}
 
 
-def read_with(source: Path | bytes, read: Callable[[Image.Image], Result]) -> Result:
+def read_with(
+    source: Path | bytes, read: Callable[[Image.Image], Result], formats: tuple[str, ...] = TRAINED
+) -> Result:
     """Return the result of `read` for an image that a model sees, open until then. `read` may be called
     twice.
 
@@ -53,13 +57,13 @@ def read_with(source: Path | bytes, read: Callable[[Image.Image], Result]) -> Re
     file is read without its texts, which no caller wants. Raises what open_image raises.
     """
     try:
-        with open_image(source, TRAINED) as image:
+        with open_image(source, formats) as image:
             return read(image)
     except ValueError:
         content, profile = _without_texts(source)
         if content is None:
             raise
-    with open_image(content, TRAINED) as image:
+    with open_image(content, formats) as image:
         if profile:
             image.info["icc_profile"] = profile
         return read(image)

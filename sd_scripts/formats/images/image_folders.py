@@ -80,11 +80,11 @@ def has_suffix(name: str, suffixes: Collection[str]) -> bool:
     return name.endswith(tuple(suffixes)) and name not in suffixes  # .png is a hidden file without an extension
 
 
-def each_image(folder: Path, *, recursive: bool = False) -> Iterator[Path]:
+def each_image(folder: Path, *, recursive: bool = False, suffixes: Collection[str] = IMAGE_SUFFIXES) -> Iterator[Path]:
     """Yield the images directly in a folder, and with `recursive` in those below it, except in hidden folders, such as
     the trash."""
     found = folder.rglob("*") if recursive else folder.iterdir()
-    images = (path for path in found if has_suffix(path.name, IMAGE_SUFFIXES) and path.is_file())
+    images = (path for path in found if has_suffix(path.name, suffixes) and path.is_file())
     return (path for path in images if not _is_below_hidden(path, folder))
 
 

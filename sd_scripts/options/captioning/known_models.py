@@ -1,9 +1,11 @@
 """Captioning models that are known by name: size and licence are shown before a download."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["tagger", "captioner", "endpoint"]
+Method = Literal["tagger", "captioner", "endpoint", "background", "faces", "text"]
+"""How captions are written, or what a model of the image tools finds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +18,10 @@ class KnownModel:
     """Of the files that are downloaded."""
     licence: str
     about: str
+
+    @property
+    def size(self) -> str:
+        return f"{self.gigabytes:g} GB" if self.gigabytes >= 0.1 else f"{1000 * self.gigabytes:g} MB"
 
 
 KNOWN_MODELS = (
@@ -100,8 +106,8 @@ KNOWN_MODELS = (
 """The first of each method is its default. Sizes and licences are from the repositories' pages."""
 
 
-def known_model(repo: str) -> KnownModel | None:
-    return next((model for model in KNOWN_MODELS if model.repo == repo), None)
+def known_model(repo: str, models: Sequence[KnownModel] = KNOWN_MODELS) -> KnownModel | None:
+    return next((model for model in models if model.repo == repo), None)
 
 
 def default_model(method: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from sd_scripts.families.cards.model_file import is_hub_id
 from sd_scripts.formats.disk import format_bytes, free_bytes
 from sd_scripts.library.files.hub import hub_reason
-from sd_scripts.options.captioning.known_models import known_model
+from sd_scripts.options.captioning.known_models import KNOWN_MODELS, KnownModel, known_model
 
 CAPTIONER_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
 """Code in a repository is never downloaded."""
@@ -22,6 +22,7 @@ def model_folder(
     model_dir: str | None,
     download: bool,
     say: Callable[[str], None],
+    known: Sequence[KnownModel] = KNOWN_MODELS,
 ) -> Path:
     """Return the folder with a model's files (names or patterns).
 
@@ -39,15 +40,15 @@ def model_folder(
     if found is not None:
         return _complete(found, files)
     if not download:
-        raise ValueError(f"model: '{name}' is not on this machine; {offer(name)}; turn on download to get it")
+        raise ValueError(f"model: '{name}' is not on this machine; {offer(name, known)}; turn on download to get it")
     return _complete(_downloaded(name, files, model_dir, say), files)
 
 
-def offer(name: str) -> str:
+def offer(name: str, known: Sequence[KnownModel] = KNOWN_MODELS) -> str:
     """Return size and licence of a model, in words."""
-    if (model := known_model(name)) is None:
+    if (model := known_model(name, known)) is None:
         return "its size and licence are on its page of the Hub"
-    return f"it is a download of {model.gigabytes:g} GB under the licence {model.licence}"
+    return f"it is a download of {model.size} under the licence {model.licence}"
 
 
 def _on_this_machine(name: str, files: Sequence[str], model_dir: str | None) -> Path | None:

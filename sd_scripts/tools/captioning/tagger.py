@@ -37,7 +37,7 @@ class Tagger:
     def __init__(self, folder: Path, options: TaggerOptions, device: str | None):
         tags = read_tags(folder / FILES[1])
         self._rules = TagRules(tags, options)
-        self._session = _session(folder / FILES[0], device)
+        self._session = session_of(folder / FILES[0], device)
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise ValueError(f"model: '{folder}' is not a WD14 tagger: it has {len(inputs)} inputs")
@@ -58,7 +58,7 @@ class Tagger:
         return [self._rules.choose(np.asarray(row, np.float32)) for row in rows]
 
 
-def _session(file: Path, device: str | None) -> Any:
+def session_of(file: Path, device: str | None) -> Any:
     available = onnxruntime.get_available_providers()
     wanted = ("CPUExecutionProvider",) if device == "cpu" else PROVIDERS
     onnxruntime.set_default_logger_severity(3)  # users can do nothing about its warnings

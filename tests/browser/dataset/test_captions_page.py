@@ -22,7 +22,7 @@ def test_a_folder_is_tried_and_tagged(page: Any, tmp_path: Path) -> None:
     tab.locator("#caption-model").fill(str(write_tagger(tmp_path / "tagger")))
     expect(tab.locator("[data-hint=train_data_dir]")).to_have_text("2 images, 1 with a .txt file")
     tab.locator("[data-action=try-captions]").click()
-    rows = tab.locator(".caption-changes tbody tr")
+    rows = tab.locator(".job-changes tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.nth(1)).to_contain_text("mine")
     expect(rows.nth(1)).to_contain_text("red fox (forest)")

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.tools.captions import HIDDEN, command, described, read_values
+from kohya_gui.tools.captions import FORM, HIDDEN, described
 from kohya_gui.tools.captions_routes import routes
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
@@ -63,8 +63,10 @@ def test_every_option_has_a_field_and_a_method_that_shows_it() -> None:
 
 
 def test_values_of_other_methods_do_not_reach_the_command() -> None:
-    values = read_values({"method": "endpoint", "thresh": 0.9, "endpoint": "http://h/v1", "model": "m", "seed": "7"})
-    assert command(values)[2:] == [
+    values = FORM.read_values(
+        {"method": "endpoint", "thresh": 0.9, "endpoint": "http://h/v1", "model": "m", "seed": "7"}
+    )
+    assert FORM.command(values)[2:] == [
         *("sd_scripts.tools.captioning", "--method", "endpoint", "--model", "m", "--seed", "7"),
         *("--endpoint", "http://h/v1"),
     ]

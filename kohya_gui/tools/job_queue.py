@@ -1,4 +1,4 @@
-"""Captioning jobs that wait for each other: started in their order, also if the GUI is restarted in the meantime."""
+"""Jobs of one tool that wait for each other: started in their order, also if the GUI is restarted in the meantime."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.tools.captions import CaptionJob, read_values
+from kohya_gui.tools.job_form import ImagesJob
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.private import private_folder
@@ -31,20 +31,20 @@ class WaitingJob:
     """Never written to disk: after a restart the job has only those of the GUI."""
     id: str = field(default_factory=lambda: random_ids.token_hex(4))
 
-    def described(self) -> dict[str, Any]:
+    def described(self, choice: str) -> dict[str, Any]:
         """Return the row of the page's list."""
         folder = self.values.get("train_data_dir") or str(Path(self.images[0]).parent)
-        return {"id": self.id, "folder": folder, "images": len(self.images), "method": self.values.get("method")}
+        return {"id": self.id, "folder": folder, "images": len(self.images), "method": self.values.get(choice)}
 
 
-class CaptionQueue:
+class JobQueue:
     """Starts jobs sequentially. All methods are safe in several threads."""
 
-    def __init__(self, job: CaptionJob, folder: Path) -> None:
+    def __init__(self, job: ImagesJob, folder: Path) -> None:
         self._job = job
-        self._file = folder / "waiting-captions.json"
+        self._file = folder / f"waiting-{job.name}.json"
         self._lock = threading.Lock()
-        self._waiting = _read(self._file)
+        self._waiting = _read(self._file, job)
         self._thread: threading.Thread | None = None
         if self._waiting:
             self._serve()
@@ -69,12 +69,12 @@ class CaptionQueue:
 
     def described(self) -> list[dict[str, Any]]:
         with self._lock:
-            return [each.described() for each in self._waiting]
+            return [each.described(self._job.form.choice) for each in self._waiting]
 
     def _serve(self) -> None:
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._start_all, name="caption queue", daemon=True)
+                self._thread = threading.Thread(target=self._start_all, name=f"queue of {self._job.name}", daemon=True)
                 self._thread.start()
 
     def _start_all(self) -> None:
@@ -95,7 +95,7 @@ class CaptionQueue:
             self._save()
             self._job.start(following.values, following.images, following.secrets)
         except ValueError as error:
-            logger.warning(f"A captioning job could not be started: {error}")
+            logger.warning(f"A job ({self._job.name}) could not be started: {error}")
 
     def _save(self) -> None:
         jobs = [{"values": dict(each.values), "images": list(each.images), "id": each.id} for each in self._waiting]
@@ -106,12 +106,12 @@ class CaptionQueue:
             raise ValueError(f"The waiting jobs could not be saved: {sentence_of(error)}") from error
 
 
-def _read(file: Path) -> list[WaitingJob]:
+def _read(file: Path, job: ImagesJob) -> list[WaitingJob]:
     """Return the jobs that waited when an earlier GUI ended."""
     content = read_json(file)
     jobs = content if isinstance(content, list) else []
     return [
-        WaitingJob(values=read_values(each["values"]), images=each["images"], id=each["id"])
+        WaitingJob(values=job.form.read_values(each["values"]), images=each["images"], id=each["id"])
         for each in jobs
         if isinstance(each, dict) and isinstance(each.get("values"), dict) and isinstance(each.get("images"), list)
     ]
