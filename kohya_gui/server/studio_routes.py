@@ -13,6 +13,7 @@ from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes
 from kohya_gui.runs import live_routes, measure_routes, plan_card
 from kohya_gui.tools import captions_routes, compile_cache_routes, doctor_routes, lora_tools_routes, publish_routes
+from kohya_gui.train import train_routes
 from sd_scripts.runs.queue import RunQueue
 
 
@@ -26,6 +27,7 @@ def routes(
         *live_routes.routes(queue, allowed_paths, links),
         *plan_card.routes(allowed_paths, links),
         *field_check.routes(),
+        *train_routes.routes(allowed_paths, links),
         *doctor_routes.routes(queue),
         *measure_routes.routes(queue, allowed_paths, links),
         *prompt_editor.routes(links),

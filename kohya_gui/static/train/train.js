@@ -1,0 +1,205 @@
+// Train on one screen: the Simple view of a training tab. It shows and writes the settings of the tab's form and has none
+// of its own; the form itself is "All settings". Start, the plan and the live run are the tab's.
+var Train = (() => {
+  const { el, on, button, send } = Studio;
+  const VIEW = "train-view";
+  const PAUSE = 250; // ms after a change until the server is asked what it means
+  const PATIENCE = 4000; // ms that Start waits for what was just typed
+  const root = document.documentElement;
+  const looks = new Map(); // tab -> the answer about its settings
+  let tab = ""; // whose form is shown
+  let timer = null;
+  let isAsking = false;
+  let hasStarted = false;
+  let isPutting = false;
+
+  const isSimple = () => root.dataset.view === "simple";
+  const paneOf = (name) => document.querySelector(`#${name}[role=tabpanel]`);
+  const shownTab = () => Forms.tabs().find((name) => paneOf(name)?.offsetParent);
+  const familiesOf = (name) => {
+    const radio = window.gradio_config.components.find(({ props }) => props.elem_id === `${name}-family`);
+    return radio.props.choices.map(([title, value]) => [value, title]);
+  };
+
+  // Writing: into the form, as if somebody typed it there
+
+  const put = (values) => {
+    isPutting = Drafts.put(tab, values);
+    render();
+  };
+  const load = (what) => Fields.submit(tab, "load-run", what, "load");
+  const preset = (name) => load(`preset:${name}`);
+  /** Choose a family. Settings that are a preset's become those of the family's own; others stay. */
+  const family = (name) => {
+    const changed = looks.get(tab)?.changes.length;
+    if (!changed) return preset(`${name}_safe_start`);
+    document.querySelector(`#${tab}-family input[value="${name}"]`)?.click();
+  };
+  /** Train something else: show its form, with the images, model and names of this one. */
+  const method = async (name) => {
+    const from = tab;
+    const { family, ...draft } = Drafts.draft(from);
+    const carried = [...(looks.get(from)?.carried ?? []), "caption_extension"].filter((each) => `option:${each}` in draft);
+    const values = { prompts: draft.prompts, typed_prompts: draft.typed_prompts };
+    for (const each of carried) values[each] = draft[`option:${each}`];
+    document.getElementById(`${name}-button`)?.click();
+    await Studio.until(() => document.querySelector(`#${name} .put-values`) && Drafts.draft(name));
+    place();
+    const known = Object.entries(values).filter(([each]) => each in Drafts.draft(name) || `option:${each}` in Drafts.draft(name));
+    put(Object.fromEntries(known));
+    if (Drafts.draft(name).family !== family) preset(`${family}_safe_start`);
+  };
+
+  // Reading
+
+  const state = () => {
+    const draft = Drafts.draft(tab);
+    return { tab, draft, family: draft.family, look: looks.get(tab), value: (name) => draft[`option:${name}`], families: familiesOf(tab) };
+  };
+  const ask = async () => {
+    if (isAsking || !isSimple() || !tab || !Drafts.draft(tab)) return;
+    isAsking = true;
+    const asked = tab;
+    const known = JSON.stringify(Drafts.draft(asked));
+    try {
+      looks.set(asked, await send("train/look", { ...Plans.form(asked), preset: Drafts.draft(asked).preset }));
+    } catch {
+      looks.delete(asked); // the live view reports a GUI that does not answer
+    }
+    isAsking = false;
+    if (asked === tab) {
+      complete();
+      render();
+    }
+    if (JSON.stringify(Drafts.draft(tab)) !== known || asked !== tab) soon();
+  };
+  const soon = () => {
+    clearTimeout(timer);
+    timer = setTimeout(ask, PAUSE);
+  };
+  /** Set what a folder without repeats in its name lacks. */
+  const complete = () => {
+    const { look, value } = state();
+    if (look?.images?.flat && !value("num_repeats")) put(look.lengths.normal);
+  };
+  Drafts.onChange((changed) => {
+    if (changed !== tab) return;
+    isPutting = false;
+    if (!isSimple()) return;
+    render();
+    soon();
+  });
+
+  // Start waits for what was typed in the field that had the focus
+  const wait = async (start, event) => {
+    if (!isSimple() || !event.isTrusted) return;
+    hasStarted = true;
+    cards.forEach((card) => (card.chosen = null));
+    if (!isPutting) return;
+    event.stopImmediatePropagation();
+    event.preventDefault();
+    const late = Date.now() + PATIENCE;
+    await Studio.until(() => !isPutting || Date.now() > late);
+    start.click();
+  };
+  on("click", "[id$=-start]", wait, true);
+
+  // The view
+
+  const cards = TrainCards.all({ put, preset, family, method, tab: () => tab, hasStarted: () => hasStarted });
+  const chips = el("div", { class: "train-chips" });
+  const add = () => (Studio.searchSettings ? Studio.searchSettings() : setView("all"));
+  const press = (name) => () => document.getElementById(`${tab}-${name}`)?.click();
+  const foot = el(
+    "p",
+    { class: "train-ways" },
+    button("Open settings…", press("browse"), { class: "link", title: "A TOML file or a JSON file of kohya_ss" }),
+    button("Save settings", press("save"), { class: "link" }),
+    button("All settings", () => setView("all"), { class: "link" }),
+  );
+  const element = el("div", { class: "train" }, ...cards.map((card) => card.element), chips, foot);
+  const render = () => {
+    if (!isSimple() || !tab || !Drafts.draft(tab)) return;
+    const now = state();
+    cards.forEach((card) => card.update(now));
+    drawChips(now.look?.changes ?? []);
+    watchHints();
+  };
+  const drawChips = (changes) => {
+    const drawn = JSON.stringify(changes);
+    if (chips.sent === drawn || chips.querySelector("input, select")) return;
+    chips.sent = drawn;
+    chips.replaceChildren(
+      el("span", { class: "quiet" }, changes.length ? "Changed from the preset" : "Nothing is changed from the preset"),
+      ...changes.map((change) => TrainParts.chip(change, put)),
+      button("+ Add a setting", add, { class: "link" }),
+    );
+  };
+  const watched = new WeakSet();
+  const again = new MutationObserver(() => render());
+  const watchHints = () => {
+    for (const hint of paneOf(tab)?.querySelectorAll(".settings .found") ?? [])
+      if (!watched.has(hint)) watched.add(hint), again.observe(hint, { childList: true, subtree: true });
+  };
+
+  /** Put the view into the tab that is shown. */
+  const place = () => {
+    const now = shownTab();
+    if (!now || !isSimple()) return;
+    const columns = paneOf(now).querySelector(".columns");
+    if (!columns) return;
+    root.dataset.train = now;
+    if (element.parentElement !== columns) columns.prepend(element);
+    if (now === tab) return;
+    tab = now;
+    render();
+    soon();
+  };
+  on("click", "[role=tab]", () => setTimeout(place));
+  new MutationObserver((_, observer) => {
+    if (!Forms.tabs().length || !document.querySelector("#tabs .columns")) return;
+    place();
+    if (tab || !isSimple()) observer.disconnect();
+  }).observe(document, { childList: true, subtree: true });
+
+  const views = [
+    ["simple", "Simple"],
+    ["all", "All settings"],
+  ].map(([name, words]) => {
+    const input = el("input", { type: "radio", name: "train-view", value: name, onchange: () => setView(name) });
+    return el("label", {}, input, el("span", {}, words));
+  });
+  const setView = (name) => {
+    root.dataset.view = name;
+    localStorage.setItem(VIEW, name);
+    for (const label of views) label.firstChild.checked = label.firstChild.value === name;
+    place();
+    render();
+    if (name === "simple") soon();
+  };
+  const choice = el("fieldset", { class: "train-view", "aria-label": "View" }, ...views);
+  new MutationObserver((_, observer) => {
+    const theme = document.getElementById("theme-switch");
+    if (!theme) return;
+    observer.disconnect();
+    theme.before(choice);
+  }).observe(document, { childList: true, subtree: true });
+  setView(localStorage.getItem(VIEW) === "all" ? "all" : "simple");
+
+  /** Show the field of an option, which may be one of the cards; returns whether it is. */
+  const reveal = (id) => {
+    if (!isSimple()) return false;
+    const field = id.startsWith(`${tab}-`) && element.querySelector(`#train-${CSS.escape(id.slice(tab.length + 1))}`);
+    if (!field) {
+      setView("all");
+      return false;
+    }
+    const card = cards.find((each) => each.element.contains(field));
+    card.chosen = true;
+    card.fold();
+    field.scrollIntoView({ block: "center" });
+    field.focus({ preventScroll: true });
+    return true;
+  };
+  return { reveal };
+})();
