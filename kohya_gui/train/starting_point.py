@@ -74,8 +74,8 @@ def starting_point(settings: Settings, tab: str, named: str) -> Preset | None:
 
 
 def deviations(settings: Settings, preset: Preset) -> list[dict[str, Any]]:
-    """Return the settings that differ from a preset, for the page: name, label, value and the preset's value as those
-    of the control, and its kind and choices."""
+    """Return the settings that differ from a preset, for the page: name, label, the kind of the control and
+    its choices, and both values as values of the control."""
     return [
         {
             "name": option.name,

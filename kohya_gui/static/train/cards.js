@@ -1,5 +1,5 @@
-// The cards of the Simple view: images, model, how. Each shows what a form's settings say about it, and folds to a line
-// when nothing is missing.
+// The cards of the Simple view: images, model, how. Each shows its part of a form's settings, and folds to a line when
+// nothing is missing.
 var TrainCards = (() => {
   const { el, button, select, send, url } = Studio;
   const { Field, Choices, text } = TrainParts;
@@ -17,21 +17,23 @@ var TrainCards = (() => {
   const STRIP = 12; // thumbnails in the first card
   const LONGEST = 310_000; // ms, a little more than the server gives itself
   const nameOf = (path) => text(path).split(/[\\/]/).filter(Boolean).pop() ?? "";
+  const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
   const counted = (number, word) => `${Number(number).toLocaleString("en")} ${word}${Number(number) === 1 ? "" : "s"}`;
 
-  /** A card with a title, a line that stands for it once it is folded, and what is missing in one sentence. */
+  /** A card with a title, a line that stands for it once it is folded, and a sentence about the first thing that is missing. */
   class Card {
     constructor(name, number, title) {
       this.name = name;
+      this.isDone = this.staysOpen = false;
       this.chosen = null; // whether a person folded or unfolded it
-      this.title = title;
       this.line = el("span", { class: "train-line" });
       const toggle = () => {
         this.chosen = !this.isOpen;
         this.fold();
       };
-      this.head = button("", toggle, { class: "train-head", "aria-controls": `train-${name}` });
-      this.head.append(el("i", { class: "train-sign", "aria-hidden": "true" }, String(number)), el("b", {}, title), this.line);
+      this.sign = el("i", { class: "train-sign", "aria-hidden": "true" });
+      const attributes = { type: "button", class: "train-head", "aria-controls": `train-${name}`, onclick: toggle };
+      this.head = el("button", attributes, this.sign, el("b", {}, title), this.line);
       this.missing = el("p", { class: "train-missing", role: "status" });
       this.body = el("div", { class: "train-body", id: `train-${name}` });
       this.element = el("section", { class: "train-card", "aria-label": title }, this.head, this.body, this.missing);
@@ -47,9 +49,10 @@ var TrainCards = (() => {
       this.body.hidden = !this.isOpen;
       this.line.hidden = this.isOpen;
       this.head.setAttribute("aria-expanded", String(this.isOpen));
-      this.head.tabIndex = this.isDone || this.chosen !== null ? 0 : -1; // nothing to fold yet
+      this.head.tabIndex = (this.isDone && !this.staysOpen) || this.chosen !== null ? 0 : -1; // nothing to fold yet
       this.element.toggleAttribute("data-done", this.isDone);
-      Studio.write(this.head.firstChild, this.isDone ? "✓" : this.number);
+      this.folded(!this.isOpen);
+      Studio.write(this.sign, this.isDone ? "✓" : this.number);
     }
 
     update(state) {
@@ -57,15 +60,28 @@ var TrainCards = (() => {
       const problems = state.look?.problems[this.name] ?? [];
       const [first, ...others] = problems;
       const told = first && this.element.querySelector(`#train-${CSS.escape(first.name)}`)?.closest(".train-field")?.querySelector(".hint-bad");
-      const more = others.length ? ` And ${counted(others.length, "more problem")}.` : "";
+      const more = others.length ? ` ${others.length} more to do.` : "";
       Studio.write(this.missing, first && !told ? `${this.asks(first, state) ?? first.text}${more}` : "");
       this.isDone = Boolean(state.look) && !problems.length;
       Studio.write(this.line, this.summary(state));
       this.fold();
     }
 
-    /** A sentence that asks for an option that has no value yet. */
-    asks() {}
+    /** The card is folded now, or unfolded. */
+    folded(isFolded) {}
+
+    /** Show the settings in the fields. */
+    show(state) {}
+
+    /** The line of a folded card. */
+    summary(state) {
+      return "";
+    }
+
+    /** A sentence that asks for an option which has no value yet; null: the server's. */
+    asks(problem, state) {
+      return null;
+    }
   }
 
   class ImagesCard extends Card {
@@ -108,6 +124,11 @@ var TrainCards = (() => {
       else this.strip.replaceChildren((this.drawn = "") || "");
     }
 
+    folded(isFolded) {
+      if (isFolded) this.head.after(this.strip);
+      else this.ways.before(this.strip);
+    }
+
     summary({ look, value }) {
       const images = look?.images;
       if (!images) return this.from ?? "";
@@ -120,7 +141,7 @@ var TrainCards = (() => {
 
     /** Show the first images, which the tab Dataset knows as well. */
     async draw(tab, key) {
-      if (this.drawn === key || !this.strip.offsetParent) return;
+      if (this.drawn === key || !this.element.offsetParent) return;
       this.drawn = key;
       try {
         const form = { ...Plans.form(tab), folder: this.folder.input.value };
@@ -136,7 +157,7 @@ var TrainCards = (() => {
         const rest = data.images.length - images.length;
         this.strip.replaceChildren(...images, rest > 0 ? el("span", { class: "quiet" }, `+${rest}`) : "");
       } catch {
-        this.strip.replaceChildren(); // the hint tells what is wrong with the folder
+        this.strip.replaceChildren(); // the hint reports the problem of the folder
       }
     }
   }
@@ -180,8 +201,17 @@ var TrainCards = (() => {
       return `${title} · ${nameOf(value("pretrained_model_name_or_path"))}`;
     }
 
-    asks({ name, unset }) {
-      return name === "pretrained_model_name_or_path" && unset ? "Choose the file of the base model." : null;
+    asks({ name, unset }, { look }) {
+      if (!unset) return null;
+      const part = look.files.find((file) => file.name === name);
+      if (part) return `Choose the file of ${part.title}.`;
+      return name === "pretrained_model_name_or_path" ? "Choose the file of the base model." : null;
+    }
+
+    /** The files that the hint of the base model found next to it, by option. */
+    beside(tab) {
+      const found = document.querySelectorAll(`#${tab}-pretrained_model_name_or_path-hint [data-set]`);
+      return Object.fromEntries([...found].map(({ dataset }) => [dataset.set.slice(tab.length + 1), dataset.value]));
     }
   }
 
@@ -194,17 +224,18 @@ var TrainCards = (() => {
       this.start = new Field("init_word", "Begins as", train.put, { placeholder: "cat" });
       this.preset = select({ id: "train-preset", onchange: () => train.preset(this.preset.value) }, []);
       this.about = el("p", { class: "quiet" });
+      this.proposal = el("p", { class: "warn" });
       this.length = new Choices("length", "Length", (name) => train.put(this.lengths[name]));
       this.passes = el("p", { class: "quiet" });
       this.name = new Field("output_name", "Name of the result", train.put, { placeholder: "mycat" });
       this.folder = new Field("output_dir", "Saved in", train.put, { browse: true });
-      this.prompts = new Field("prompts", "Preview: a prompt per line, sampled after every epoch", (values) => train.put(this.sampled(values)), {
+      this.prompts = new Field("prompts", "Preview: one prompt per line", (values) => train.put(this.sampled(values)), {
         lines: 2,
         placeholder: "a photo of ohwx cat on a beach",
       });
       this.file = el("p", { class: "quiet" });
       this.prompts.element.append(this.file);
-      const fit = el("div", { class: "train-field" }, el("label", { for: "train-preset" }, "Fit"), this.preset, this.about);
+      const fit = el("div", { class: "train-field" }, el("label", { for: "train-preset" }, "Fit"), this.preset, this.about, this.proposal);
       this.length.element.append(this.passes);
       this.body.append(
         this.method.element,
@@ -213,10 +244,6 @@ var TrainCards = (() => {
         el("div", { class: "train-pair" }, this.name.element, this.folder.element),
         this.prompts.element,
       );
-    }
-
-    get staysOpen() {
-      return !this.train.hasStarted();
     }
 
     /** The settings of these prompts: without an interval they would not be sampled. */
@@ -228,11 +255,12 @@ var TrainCards = (() => {
       return prompts.trim() ? values : { ...values, sample_every_n_epochs: "" };
     }
 
-    show({ tab, draft, value, look }) {
+    show({ tab, draft, value, look, fit }) {
+      this.staysOpen = !this.train.hasStarted();
       this.method.show(METHODS.filter(([name]) => look?.methods.includes(name) ?? name === tab), tab);
       this.token.element.parentElement.hidden = tab !== "textual_inversion";
       for (const field of [this.token, this.start, this.name, this.folder]) field.show(value(field.name));
-      this.presets(look);
+      this.presets(look, fit);
       this.lengths = look?.lengths ?? {};
       const isNow = (name) => Object.entries(this.lengths[name] ?? {}).every(([option, each]) => text(value(option)) === each);
       const length = LENGTHS.map(([name]) => name).find((name) => this.lengths[name] && isNow(name));
@@ -242,17 +270,33 @@ var TrainCards = (() => {
       const file = text(value("sample_prompts"));
       this.prompts.input.disabled = Boolean(file);
       this.prompts.show(file ? "" : draft.typed_prompts?.trim() || draft.prompts);
-      Studio.write(this.file, file ? `The prompts are in ${nameOf(file)}, which All settings can edit.` : "");
+      const every = [["epochs", "epoch"], ["steps", "step"]]
+        .map(([plural, one]) => [text(value(`sample_every_n_${plural}`)), plural, one])
+        .filter(([number]) => number)
+        .map(([number, plural, one]) => `Sampled every ${number === "1" ? one : `${number} ${plural}`}. `);
+      const from = file ? `The prompts are in ${nameOf(file)}, which All settings can edit.` : "";
+      Studio.write(this.file, file || this.prompts.input.value ? `${every[0] ?? ""}${from}` : "");
     }
 
-    presets(look) {
-      const now = JSON.stringify(look?.presets ?? []);
+    /** Show the presets, those that fit the GPU marked, and propose the one to begin with if the chosen one does not. */
+    presets(look, fit) {
+      const presets = look?.presets ?? [];
+      const needed = fit?.needed ?? {};
+      const tooLarge = (name) => Boolean(fit?.bytes && needed[name] > fit.usable);
+      const words = ({ name, title }) =>
+        [title, needed[name] && gib(needed[name]), tooLarge(name) ? "too large here" : fit?.bytes && name === fit.recommended && "recommended"].filter(Boolean).join(" · ");
+      const now = JSON.stringify([presets, fit]);
       if (this.sent !== now) {
         this.sent = now;
-        this.preset.replaceChildren(...(look?.presets ?? []).map(({ name, title }) => el("option", { value: name }, title)));
+        this.preset.replaceChildren(...presets.map((preset) => el("option", { value: preset.name }, words(preset))));
       }
       this.preset.value = look?.preset ?? "";
-      Studio.write(this.about, look?.presets.find(({ name }) => name === look.preset)?.about ?? "");
+      Studio.write(this.about, presets.find(({ name }) => name === look.preset)?.about ?? "");
+      const better = tooLarge(look?.preset) && fit.recommended !== look.preset && presets.find(({ name }) => name === fit.recommended);
+      const said = better ? `About ${gib(needed[look.preset])} is too much for this GPU with ${gib(fit.bytes)}. ` : "";
+      if (this.proposal.sent === said) return;
+      this.proposal.sent = said;
+      this.proposal.replaceChildren(said, better ? button(`Use ${better.title}`, () => this.train.preset(better.name), { class: "link" }) : "");
     }
 
     told(value, look) {
@@ -270,5 +314,7 @@ var TrainCards = (() => {
     }
   }
 
-  return { all: (train) => [new ImagesCard(train), new ModelCard(train), new HowCard(train)] };
+  /** @returns {[ImagesCard, ModelCard, HowCard]} */
+  const all = (train) => [new ImagesCard(train), new ModelCard(train), new HowCard(train)];
+  return { all };
 })();

@@ -27,10 +27,12 @@ var TrainParts = (() => {
     /** Show the form's own hint below the field, with its buttons. */
     showHint(tab) {
       const hint = document.querySelector(`#${tab}-${this.name}-hint .hint`);
-      const now = hint?.outerHTML ?? "";
+      const copy = hint?.cloneNode(true);
+      for (const offer of copy?.querySelectorAll("[data-set]") ?? []) if (Drafts.value(tab, offer.dataset.set.slice(tab.length + 1))) offer.remove();
+      const now = copy?.outerHTML ?? "";
       if (this.hint.sent === now) return;
       this.hint.sent = now;
-      this.hint.replaceChildren(...(hint ? [hint.cloneNode(true)] : []));
+      this.hint.replaceChildren(...(copy ? [copy] : []));
     }
   }
 
@@ -83,8 +85,8 @@ var TrainParts = (() => {
       if (!fixed) input.select();
     };
     const draw = () => {
-      const change = button("", edit, { title: `${name}: ${words(value)}, in the preset ${words(preset)}. Press to change it` });
-      change.append(el("span", {}, label), el("b", {}, words(value)));
+      const title = `${name}: ${words(value)}, in the preset ${words(preset)}. Press to change it`;
+      const change = el("button", { type: "button", onclick: edit, title }, el("span", {}, label), el("b", {}, words(value)));
       const reset = { "aria-label": `Reset ${label} to ${words(preset)}`, title: `Reset to ${words(preset)}` };
       element.replaceChildren(change, button("×", () => put({ [name]: preset }), reset));
     };

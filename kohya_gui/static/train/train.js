@@ -4,9 +4,11 @@ var Train = (() => {
   const { el, on, button, send } = Studio;
   const VIEW = "train-view";
   const PAUSE = 250; // ms after a change until the server is asked what it means
+  const ELSEWHERE = { sample_prompts: "prompts" }; // options that a field with a different name shows
   const PATIENCE = 4000; // ms that Start waits for what was just typed
   const root = document.documentElement;
   const looks = new Map(); // tab -> the answer about its settings
+  const fits = new Map(); // tab and family -> which presets fit the GPU
   let tab = ""; // whose form is shown
   let timer = null;
   let isAsking = false;
@@ -30,31 +32,42 @@ var Train = (() => {
   const load = (what) => Fields.submit(tab, "load-run", what, "load");
   const preset = (name) => load(`preset:${name}`);
   /** Choose a family. Settings that are a preset's become those of the family's own; others stay. */
-  const family = (name) => {
+  const family = async (name) => {
     const changed = looks.get(tab)?.changes.length;
-    if (!changed) return preset(`${name}_safe_start`);
+    if (!changed) return preset(await firstPreset(name));
     document.querySelector(`#${tab}-family input[value="${name}"]`)?.click();
   };
+  const fitOf = async (family) => {
+    const key = `${tab} ${family}`;
+    if (!fits.has(key)) fits.set(key, await send("train/fit", { tab, family }).catch(() => null));
+    return fits.get(key);
+  };
+  const firstPreset = async (family) => (await fitOf(family))?.recommended || `${family}_safe_start`;
   /** Train something else: show its form, with the images, model and names of this one. */
   const method = async (name) => {
     const from = tab;
     const { family, ...draft } = Drafts.draft(from);
-    const carried = [...(looks.get(from)?.carried ?? []), "caption_extension"].filter((each) => `option:${each}` in draft);
-    const values = { prompts: draft.prompts, typed_prompts: draft.typed_prompts };
-    for (const each of carried) values[each] = draft[`option:${each}`];
+    const carried = [...(looks.get(from)?.carried ?? []), "caption_extension", "sample_every_n_epochs"];
+    const names = ["prompts", "typed_prompts", ...carried.map((each) => `option:${each}`)];
     document.getElementById(`${name}-button`)?.click();
     await Studio.until(() => document.querySelector(`#${name} .put-values`) && Drafts.draft(name));
     place();
-    const known = Object.entries(values).filter(([each]) => each in Drafts.draft(name) || `option:${each}` in Drafts.draft(name));
-    put(Object.fromEntries(known));
-    if (Drafts.draft(name).family !== family) preset(`${family}_safe_start`);
+    if (Drafts.draft(name).family !== family) {
+      preset(await firstPreset(family));
+      await Studio.until(() => Drafts.draft(name).family === family);
+    }
+    if (tab !== name) return; // somebody went on in the meantime
+    const both = names.filter((each) => each in draft && each in Drafts.draft(name));
+    put(Object.fromEntries(both.map((each) => [each, draft[each]])));
   };
 
   // Reading
 
   const state = () => {
     const draft = Drafts.draft(tab);
-    return { tab, draft, family: draft.family, look: looks.get(tab), value: (name) => draft[`option:${name}`], families: familiesOf(tab) };
+    const fit = fits.get(`${tab} ${draft.family}`);
+    const value = (name) => draft[`option:${name}`];
+    return { tab, draft, family: draft.family, look: looks.get(tab), fit, value, families: familiesOf(tab) };
   };
   const ask = async () => {
     if (isAsking || !isSimple() || !tab || !Drafts.draft(tab)) return;
@@ -70,6 +83,7 @@ var Train = (() => {
     if (asked === tab) {
       complete();
       render();
+      fitOf(Drafts.draft(tab).family).then(render);
     }
     if (JSON.stringify(Drafts.draft(tab)) !== known || asked !== tab) soon();
   };
@@ -77,10 +91,15 @@ var Train = (() => {
     clearTimeout(timer);
     timer = setTimeout(ask, PAUSE);
   };
-  /** Set what a folder without repeats in its name lacks. */
+  /** Set what a folder without repeats in its name lacks, and, once, the files that lie next to a base model. */
   const complete = () => {
     const { look, value } = state();
-    if (look?.images?.flat && !value("num_repeats")) put(look.lengths.normal);
+    const values = look?.images?.flat && !value("num_repeats") ? { ...look.lengths.normal } : {};
+    const base = `${tab} ${value("pretrained_model_name_or_path")}`;
+    const beside = Object.entries(model.beside(tab)).filter(([name]) => !value(name));
+    if (beside.length && !completed.has(base)) Object.assign(values, Object.fromEntries(beside));
+    if (beside.length) completed.add(base);
+    if (Object.keys(values).length) put(values);
   };
   Drafts.onChange((changed) => {
     if (changed !== tab) return;
@@ -106,24 +125,34 @@ var Train = (() => {
 
   // The view
 
-  const cards = TrainCards.all({ put, preset, family, method, tab: () => tab, hasStarted: () => hasStarted });
+  const [images, model, how] = TrainCards.all({ put, preset, family, method, tab: () => tab, hasStarted: () => hasStarted });
+  const cards = [images, model, how];
+  const completed = new Set(); // base models, each with its tab, whose other files were looked for
   const chips = el("div", { class: "train-chips" });
   const add = () => (Studio.searchSettings ? Studio.searchSettings() : setView("all"));
   const press = (name) => () => document.getElementById(`${tab}-${name}`)?.click();
-  const foot = el(
+  const opened = el("input", {}); // the file that the dialog chooses
+  const open = () =>
+    Studio.browse(opened, "file", async () => {
+      put({ file: opened.value });
+      await Studio.until(() => !isPutting);
+      press("open")();
+    });
+  const files = el(
     "p",
-    { class: "train-ways" },
-    button("Open settings…", press("browse"), { class: "link", title: "A TOML file or a JSON file of kohya_ss" }),
+    { class: "train train-ways" },
+    button("Open settings…", open, { class: "link", title: "A TOML file or a JSON file of kohya_ss" }),
     button("Save settings", press("save"), { class: "link" }),
-    button("All settings", () => setView("all"), { class: "link" }),
   );
-  const element = el("div", { class: "train" }, ...cards.map((card) => card.element), chips, foot);
+  const element = el("div", { class: "train" }, ...cards.map((card) => card.element), chips);
   const render = () => {
     if (!isSimple() || !tab || !Drafts.draft(tab)) return;
     const now = state();
     cards.forEach((card) => card.update(now));
     drawChips(now.look?.changes ?? []);
     watchHints();
+    const actions = element.parentElement.querySelector(".running .actions"); // made later than the columns
+    if (actions && files.previousElementSibling !== actions) actions.after(files);
   };
   const drawChips = (changes) => {
     const drawn = JSON.stringify(changes);
@@ -136,7 +165,7 @@ var Train = (() => {
     );
   };
   const watched = new WeakSet();
-  const again = new MutationObserver(() => render());
+  const again = new MutationObserver(() => (complete(), render()));
   const watchHints = () => {
     for (const hint of paneOf(tab)?.querySelectorAll(".settings .found") ?? [])
       if (!watched.has(hint)) watched.add(hint), again.observe(hint, { childList: true, subtree: true });
@@ -145,7 +174,8 @@ var Train = (() => {
   /** Put the view into the tab that is shown. */
   const place = () => {
     const now = shownTab();
-    if (!now || !isSimple()) return;
+    if (!isSimple()) return element.remove(), files.remove();
+    if (!now) return;
     const columns = paneOf(now).querySelector(".columns");
     if (!columns) return;
     root.dataset.train = now;
@@ -189,7 +219,8 @@ var Train = (() => {
   /** Show the field of an option, which may be one of the cards; returns whether it is. */
   const reveal = (id) => {
     if (!isSimple()) return false;
-    const field = id.startsWith(`${tab}-`) && element.querySelector(`#train-${CSS.escape(id.slice(tab.length + 1))}`);
+    const name = id.slice(tab.length + 1);
+    const field = id.startsWith(`${tab}-`) && element.querySelector(`#train-${CSS.escape(ELSEWHERE[name] ?? name)}`);
     if (!field) {
       setView("all");
       return false;
