@@ -27,6 +27,7 @@ var Train = (() => {
 
   const put = (values) => {
     isPutting = Drafts.put(tab, values);
+    element.setAttribute("aria-busy", "true");
     render();
   };
   const load = (what) => Fields.submit(tab, "load-run", what, "load");
@@ -86,8 +87,10 @@ var Train = (() => {
       fitOf(Drafts.draft(tab).family).then(render);
     }
     if (JSON.stringify(Drafts.draft(tab)) !== known || asked !== tab) soon();
+    else element.removeAttribute("aria-busy");
   };
   const soon = () => {
+    element.setAttribute("aria-busy", "true");
     clearTimeout(timer);
     timer = setTimeout(ask, PAUSE);
   };
@@ -112,8 +115,8 @@ var Train = (() => {
   // Start waits for what was typed in the field that had the focus
   const wait = async (start, event) => {
     if (!isSimple() || !event.isTrusted) return;
-    hasStarted = true;
-    cards.forEach((card) => (card.chosen = null));
+    hasStarted ||= cards.every((card) => card.isDone);
+    if (hasStarted) cards.forEach((card) => (card.chosen = null));
     if (!isPutting) return;
     event.stopImmediatePropagation();
     event.preventDefault();
