@@ -5,6 +5,7 @@ var Train = (() => {
   const VIEW = "train-view";
   const PAUSE = 250; // ms after a change until the server is asked what it means
   const ELSEWHERE = { sample_prompts: "prompts" }; // options that a field with a different name shows
+  const TRIES = 5; // to write into a tab that is shown for the first time
   const PATIENCE = 4000; // ms that Start waits for what was just typed
   const root = document.documentElement;
   const looks = new Map(); // tab -> the answer about its settings
@@ -59,7 +60,17 @@ var Train = (() => {
     }
     if (tab !== name) return; // somebody went on in the meantime
     const both = names.filter((each) => each in draft && each in Drafts.draft(name));
-    put(Object.fromEntries(both.map((each) => [each, draft[each]])));
+    const values = Object.fromEntries(both.map((each) => [each, draft[each]]));
+    const has = () => both.every((each) => TrainParts.text(Drafts.draft(name)[each]) === TrainParts.text(values[each]));
+    // Gradio loses values that come while it builds a tab
+    for (let tries = 0; tries < TRIES && tab === name; tries++) {
+      put(values);
+      await Studio.until(() => !isPutting);
+      await new Promise((done) => setTimeout(done, PAUSE));
+      document.querySelector(`#${name} .keep-draft`).click(); // read again what the form has
+      await new Promise((done) => setTimeout(done, PAUSE));
+      if (has()) return;
+    }
   };
 
   // Reading
