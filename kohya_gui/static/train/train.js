@@ -15,6 +15,7 @@ var Train = (() => {
   let isAsking = false;
   let hasStarted = false;
   let isPutting = false;
+  let isPassed = false; // Start is pressed again, after it waited
 
   const isSimple = () => root.dataset.view === "simple";
   const paneOf = (name) => document.querySelector(`#${name}[role=tabpanel]`);
@@ -41,8 +42,9 @@ var Train = (() => {
   };
   const fitOf = async (family) => {
     const key = `${tab} ${family}`;
-    if (!fits.has(key)) fits.set(key, await send("train/fit", { tab, family }).catch(() => null));
-    return fits.get(key);
+    const fit = fits.get(key) ?? (await send("train/fit", { tab, family }).catch(() => null));
+    if (fit) fits.set(key, fit);
+    return fit;
   };
   const firstPreset = async (family) => (await fitOf(family))?.recommended || `${family}_safe_start`;
   /** Train something else: show its form, with the images, model and names of this one. */
@@ -125,7 +127,7 @@ var Train = (() => {
 
   // Start waits for what was typed in the field that had the focus
   const wait = async (start, event) => {
-    if (!isSimple() || !event.isTrusted) return;
+    if (!isSimple() || isPassed) return;
     hasStarted ||= cards.every((card) => card.isDone);
     if (hasStarted) cards.forEach((card) => (card.chosen = null));
     if (!isPutting) return;
@@ -133,7 +135,9 @@ var Train = (() => {
     event.preventDefault();
     const late = Date.now() + PATIENCE;
     await Studio.until(() => !isPutting || Date.now() > late);
+    isPassed = true;
     start.click();
+    isPassed = false;
   };
   on("click", "[id$=-start]", wait, true);
 
