@@ -14,6 +14,7 @@ STYLES = (
     "dataset/editing.css",
     "drawing/drawing.css",
     "tools/reports.css",
+    "train/train.css",
 )
 SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
@@ -45,6 +46,9 @@ SCRIPTS = (
     "drawing/crop.js",
     "tools/duplicates.js",
     "tools/balance.js",
+    "train/parts.js",
+    "train/cards.js",
+    "train/train.js",
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

@@ -41,7 +41,7 @@ def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool,
         return _without_folders(root, _without_path(listing.problem, root), num_repeats, clips)
     if listing.problem:
         return Recognised(_without_path(listing.problem, root), good=False)
-    images = {folder.path: _images(folder.path, clips=clips) for folder in listing.folders}
+    images = {folder.path: images_of(folder.path, clips=clips) for folder in listing.folders}
     everything = list(chain.from_iterable(images.values()))
     if not everything:
         return Recognised(f"No images in {some([folder.path.name for folder in listing.folders], SHOWN)}", good=False)
@@ -55,7 +55,7 @@ def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool,
 
 def _without_folders(root: Path, problem: str, num_repeats: int | None, clips: bool) -> Recognised:
     """Describe a folder without image folders: the images in it, or the folder nearby that was probably meant."""
-    images = _images(root, clips=clips) if num_repeats is None and _is_flat(root) else []
+    images = images_of(root, clips=clips) if num_repeats is None and _is_flat(root) else []
     if not images:
         return Recognised(problem, good=False, instead=_near(root))
     no_name = "no subfolders named like 10_cat that give the number of repeats"
@@ -94,14 +94,14 @@ def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool,
 def _beside_metadata(root: Path) -> Recognised:
     if not root.is_dir():
         return Recognised("Folder not found", good=False)
-    count = len(_images(root, recursive=True))
+    count = len(images_of(root, recursive=True))
     more = "+" if count >= MOST_FILES else ""
     if not count:
         return Recognised("No images here: the metadata file must name them with their full paths", warning=True)
     return Recognised(f"{count}{more} images; the metadata file decides which are trained", good=True)
 
 
-def _images(folder: Path, *, recursive: bool = False, clips: bool = False) -> list[Path]:
+def images_of(folder: Path, *, recursive: bool = False, clips: bool = False) -> list[Path]:
     """Return images, and with `clips` videos, that training reads, MOST_FILES at most."""
     images = filter(is_readable, each_image(folder, recursive=recursive))
     return list(islice(chain(images, find_clips(folder) if clips else ()), MOST_FILES))

@@ -193,6 +193,9 @@ class PromptSource(Protocol):
     @property
     def inputs(self) -> set[Any]: ...
 
+    @property
+    def text(self) -> FormComponent: ...
+
     def unsaved(self, data: Mapping[Any, Any]) -> str: ...
 
 

@@ -22,7 +22,11 @@ class Draft:
         self._form = form
         self._launch = launch
         self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=BROWSER_SECRET, render=False)
-        components = {"family": family, "file": file, "preset": preset}
+        components: dict[str, Any] = {"family": family, "file": file, "preset": preset}
+        # prompts that are in no file yet, and those being typed in the editor
+        components["prompts"] = form.prompts
+        if form.prompt_editor:
+            components["typed_prompts"] = form.prompt_editor.text
         components |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
         self._names = json.dumps(list(components))
         self._held: dict[str, Any] = {
@@ -36,6 +40,12 @@ class Draft:
             "js": f"(...now) => Drafts.written('{form.tab}', {self._names}, now, '{launch}')",
         }
         gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
+        put = gr.Button("Put", elem_classes="put-values offstage")
+        # values from elsewhere than the form's own controls, whose panels the browser may not have built (drafts.js)
+        written = put.click(
+            None, None, list(components.values()), js=f"() => Drafts.putting('{form.tab}')", api_visibility="private"
+        )
+        self.keep_after(written)
 
     def keep_after(self, event: Any) -> None:
         """Save the draft after an event that changed the form, and update the page."""

@@ -76,6 +76,11 @@ class PromptEditor:
         form.prompt_editor = self
 
     @property
+    def text(self) -> FormComponent:
+        """The component with the prompts as they are typed."""
+        return self._text
+
+    @property
     def inputs(self) -> set[Any]:
         """The components that `unsaved` reads."""
         return {self._text, self._opened}

@@ -47,9 +47,9 @@ TOO_LONG = "No plan: reading the sizes of the images takes too long. Training ca
 NO_DATA = "Choose the training images to see steps, buckets and, with torch.compile, graphs."
 
 
-def routes(allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks]) -> list[Route]:
+def routes(allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks], process: PlanProcess) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
-    return [post("plan", PlanCards(allowed_paths, PlanProcess(), links).card)]
+    return [post("plan", PlanCards(allowed_paths, process, links).card)]
 
 
 class PlanCards:

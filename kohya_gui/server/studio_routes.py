@@ -12,6 +12,7 @@ from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes, regularisation_routes
 from kohya_gui.runs import live_routes, measure_routes, plan_card
+from kohya_gui.runs.plan_process import PlanProcess
 from kohya_gui.tools import (
     captions_routes,
     compile_cache_routes,
@@ -20,6 +21,7 @@ from kohya_gui.tools import (
     lora_tools_routes,
     publish_routes,
 )
+from kohya_gui.train import train_routes
 from sd_scripts.runs.queue import RunQueue
 
 
@@ -27,12 +29,14 @@ def routes(
     queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks] = MappingProxyType({})
 ) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`; `links` to the fields, by tab."""
+    plans = PlanProcess()
     return [
         *publish_routes.routes(queue, allowed_paths),
         *checkpoints_routes.routes(queue, allowed_paths),
         *live_routes.routes(queue, allowed_paths, links),
-        *plan_card.routes(allowed_paths, links),
+        *plan_card.routes(allowed_paths, links, plans),
         *field_check.routes(),
+        *train_routes.routes(allowed_paths, links, plans),
         *doctor_routes.routes(queue),
         *measure_routes.routes(queue, allowed_paths, links),
         *prompt_editor.routes(queue, allowed_paths, links),

@@ -9,6 +9,8 @@ interface StudioOfLaterScripts {
   turn(old: any, src: string, alt: string, attributes?: Record<string, any>): any;
   together(clips: HTMLVideoElement[]): void;
   watchIn(element: HTMLElement): void;
+  // form/search.js
+  searchSettings?(words?: string): Promise<void>;
   // form/browse.js, tools/publish.js
   browse(element: HTMLElement, name: string, then?: (path: string) => void): void;
   publish(id: number): Promise<void>;

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from tests.browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
+from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
 from tests.support.suite.spending import PAGES, spend
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -66,6 +66,7 @@ class Visit:
         self.faults: list[str] = []
         self._context.on("request", lambda request: self._note(request.url, gui.url))
         self._context.on("console", lambda line: self._note_refusal(line.text))
+        self._context.add_init_script(ALL_SETTINGS)
         self.page = self._context.new_page()
         self.page.on("load", lambda _: spend(PAGES))
         self.page.set_default_timeout(SLOW)

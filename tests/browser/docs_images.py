@@ -25,7 +25,7 @@ from sd_scripts.runs.store import RunStore
 from sd_scripts.testing import trained
 from sd_scripts.testing.demo_images import FOLDER, write_images
 from sd_scripts.tools.comparison.grid_image import load_font, wrapped
-from tests.browser.page_help import CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
+from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
 from tests.support.captioning_models.tagging import write_tagger
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,6 +60,7 @@ def settings(scene: Scene, folder: Path) -> Path:
 
 def open_page(browser: Any, gui: Gui) -> Any:
     page = browser.new_page(viewport=WIDE, reduced_motion="reduce")
+    page.add_init_script(ALL_SETTINGS)
     page.goto(gui.address)
     expect(page.locator("#lora-start")).to_be_visible()
     settled(page, "#lora")

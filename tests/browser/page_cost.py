@@ -11,7 +11,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from sd_scripts.demo import make
-from tests.browser.page_help import CHROMIUM, QUIET, Gui, ask_for, field, unfold, variant
+from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, Gui, ask_for, field, unfold, variant
 
 TIMES = 5
 REST = 0.5
@@ -73,6 +73,7 @@ def preset_chosen(page: Any, watch: Watch) -> float:
 def measured(gui: Gui, browser: Any, demo: Path) -> dict[str, float]:
     """Seconds of one person's way through a new page."""
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    context.add_init_script(ALL_SETTINGS)
     page = context.new_page()
     watch = Watch(page)
     flux = page.locator("#lora-family").get_by_text("FLUX.1", exact=True)

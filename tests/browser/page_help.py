@@ -27,6 +27,8 @@ QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 ]
+ALL_SETTINGS = "localStorage['train-view'] ??= 'all'"
+"""A script by which a new browser shows the form, not the Simple view."""
 TRAINING = 900_000
 """Milliseconds that a training of the miniature may take on two slow cores."""
 SLOW = 180_000

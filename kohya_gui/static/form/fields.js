@@ -28,6 +28,7 @@
   };
   /** Show the tab of a field, open the panels around it and focus it. */
   const jump = async (id, panels) => {
+    if (Train.reveal(id)) return;
     const form = id.split("-")[0];
     const pane = document.querySelector(`#${form}[role=tabpanel]`);
     if (!pane?.offsetParent) document.getElementById(`${form}-button`)?.click();
