@@ -10,6 +10,7 @@ from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.form.configuration import tab_for
 from kohya_gui.form.field_links import FieldLinks
+from kohya_gui.form.search_index import SettingsIndex
 from kohya_gui.form.training_tab import TrainingTab
 from kohya_gui.form.visibility import as_element
 from kohya_gui.lora_gui import LORA
@@ -23,6 +24,7 @@ TITLE = "SD Scripts Studio"
 HEAD = f"""
 <header class="page-head" data-launch="LAUNCH" data-opens="OPENS">
   <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for {listed(FAMILY_TITLES.values())}</p>
+  <button id="search-settings" type="button" title="Search all settings: / or Ctrl+K" aria-keyshortcuts="/ Control+K">Search settings <kbd>/</kbd></button>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """
@@ -44,9 +46,10 @@ def build(
     name: str | None = None,
     allowed_paths: AllowedPaths = EVERYWHERE,
     links: dict[str, FieldLinks] | None = None,
+    index: SettingsIndex | None = None,
 ) -> gr.Blocks:
     """Build the page; `config` is opened once, in the named tab or the one the file is for. `links` is filled with
-    those to the fields of the training tabs, by tab."""
+    those to the fields of the training tabs, by tab, and `index` with their settings."""
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     page: gr.Blocks
@@ -63,6 +66,8 @@ def build(
                 with gr.Tab(title, id=name, elem_id=name):
                     lay_out()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
+        if index is not None:
+            index.fill((tab.training.tab, tab.form) for tab in tabs)
         for tab in tabs:
             tab.connect_others(tabs)
         for tab in tabs:

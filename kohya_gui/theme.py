@@ -6,9 +6,9 @@ from typing import Any
 import gradio as gr
 
 STYLES = (
-    *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "generate/generate.css"),
-    *("tools/lora_tools.css", "tools/captions.css", "generate/checkpoints.css", "dataset/dataset.css"),
-    "dataset/editing.css",
+    *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "form/search.css"),
+    *("generate/generate.css", "tools/lora_tools.css", "tools/captions.css", "generate/checkpoints.css"),
+    *("dataset/dataset.css", "dataset/editing.css"),
 )
 SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
@@ -18,7 +18,7 @@ SCRIPTS = (
     *("generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/captions.js", "tools/publish.js"),
     *("generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js", "dataset/epoch.js"),
     *("dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js"),
-    "dataset/captions.js",
+    *("dataset/captions.js", "form/search_rank.js", "form/search.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

@@ -290,6 +290,22 @@ class Form:
         """Return the options of these groups that are not placed yet."""
         return [name for name in self.options if self.group_of[name] in groups and name not in self.controls]
 
+    def sections(self) -> list[dict[str, Any]]:
+        """Return the accordions in the order of the form: id, title, ids of those around it and its own, names of its
+        options, and of those that are folded away under More."""
+        names_in = {accordion.elem_id or "": names for accordion, names in self._panels}
+        return [
+            {
+                "id": accordion.elem_id,
+                "title": accordion.label,
+                "panels": [*panels_around(accordion), accordion.elem_id],
+                "names": names,
+                "more": names_in.get(f"{accordion.elem_id}-more", []),
+            }
+            for accordion, names in self._panels
+            if "more" not in accordion.elem_classes
+        ]
+
     def inputs(self) -> list[FormComponent]:
         return list(self.controls.values())
 

@@ -36,6 +36,12 @@ class Draft:
             "js": f"(...now) => Drafts.written('{form.tab}', {self._names}, now, '{launch}')",
         }
         gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
+        put = gr.Button("Put", elem_classes="put-values offstage")
+        # what the search sets, also in panels that the browser has not built (drafts.js)
+        written = put.click(
+            None, None, list(components.values()), js=f"() => Drafts.putting('{form.tab}')", api_visibility="private"
+        )
+        self.keep_after(written)
 
     def keep_after(self, event: Any) -> None:
         """Save the draft after an event that changed the form, and update the page."""

@@ -153,8 +153,8 @@ NO_LINKS = FieldLinks("", {})
 """For sentences that belong to no form."""
 
 
-def panels_around(component: FormComponent) -> list[str]:
-    """Return the ids of the accordions around a control, outermost first."""
+def panels_around(component: gr.blocks.Block) -> list[str]:
+    """Return the ids of the accordions around a control or accordion, outermost first."""
     ids = []
     block = component.parent
     while block is not None:

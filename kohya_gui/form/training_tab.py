@@ -33,6 +33,7 @@ from kohya_gui.form.presets import (
 )
 from kohya_gui.form.prompt_editor import saved_text
 from kohya_gui.form.recognise import Recognised
+from kohya_gui.form.search_index import contents
 from kohya_gui.form.training import Training
 from kohya_gui.runs.measure_routes import SET_BY_SOME, SET_BY_VARIANTS
 from kohya_gui.runs.overwriting import answered, find_taken, question
@@ -82,10 +83,12 @@ class TrainingTab:
         self._tools: list[Tool] = []
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
+            sections = gr.HTML(elem_classes="sections")
             with gr.Column(elem_classes="settings"):
                 self._settings(families)
             with gr.Column(elem_classes="running"):
                 self.run = RunPanel(self.name)
+        sections.value = contents(training.tab.title, self.form.sections())
         self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=BROWSER_SECRET, render=False)
         self.recent = gr.BrowserState([], storage_key=f"{self.name}-recent", secret=BROWSER_SECRET, render=False)
         # the file these settings were opened from or saved to: Save overwrites it, any other only after a second click

@@ -60,6 +60,8 @@ var Drafts = (() => {
   };
   // A printed command belongs to the settings at that time
   const latest = new Map(); // tab -> its settings
+  const held = new Map(); // tab -> its draft
+  const listeners = []; // called with the tab whenever its draft is taken
   const commands = new Map(); // tab -> the settings of its printed command
   const filled = new Set(); // tabs that another can copy from
   const offerOthers = () => {
@@ -87,6 +89,8 @@ var Drafts = (() => {
     Plans.changed(tab, draft);
     const saved = compare(tab, draft, now.at(-1)?.saved, restoring);
     note(tab, draft);
+    held.set(tab, draft);
+    listeners.forEach((listener) => listener(tab));
     return { ...draft, saved };
   };
 
@@ -127,6 +131,42 @@ var Drafts = (() => {
   for (const kind of ["input", "change", "click", "keyup"]) document.addEventListener(kind, changed, true);
   addEventListener("pagehide", keep);
 
+  // Values from elsewhere than the form's own controls, whose panels may not be built
+
+  const waiting = new Map(); // tab -> option -> its new value
+  /** Write values by option into a form, as if somebody typed them there; returns whether its tab has been shown. */
+  const put = (tab, values) => {
+    const button = document.querySelector(`#${tab} .put-values`);
+    if (!button) return false;
+    waiting.set(tab, { ...waiting.get(tab), ...values });
+    touched.add(tab);
+    Object.entries(values).forEach(([name, value]) => (held.get(tab)[`option:${name}`] = value));
+    button.click();
+    // marks and messages about the field are outdated
+    for (const name of Object.keys(values)) document.getElementById(`${tab}-${name}`)?.dispatchEvent(new Event("input", { bubbles: true }));
+    return true;
+  };
+  /** The updates of a form's components after `put`; Gradio takes one for each. */
+  const putting = (tab) => {
+    const values = waiting.get(tab) ?? {};
+    waiting.delete(tab);
+    const names = Object.keys(held.get(tab) ?? {});
+    return names.map((name) => {
+      const option = name.replace("option:", "");
+      return option !== name && option in values ? values[option] : { __type__: "update" };
+    });
+  };
+  /** A form's value of an option; undefined if it has none, or a secret one. */
+  const value = (tab, name) => held.get(tab)?.[`option:${name}`];
+  /** The values of a form as it was opened, saved or set by a preset, by option. */
+  const baseline = (tab) => {
+    const saved = JSON.parse(localStorage.getItem(`${tab}-saved`));
+    return new Map(JSON.parse(saved?.settings ?? "[]").map(([name, text]) => [name.replace("option:", ""), text]));
+  };
+  /** The options of a form that differ from its baseline. */
+  const changes = (tab) => [...baseline(tab)].filter(([name, text]) => name !== "family" && text !== String(value(tab, name) ?? "")).map(([name]) => name);
+  const onChange = (listener) => listeners.push(listener);
+
   // Several tabs of one browser keep the same drafts
 
   let isTwin = false;
@@ -152,5 +192,7 @@ var Drafts = (() => {
   askOthers();
   addEventListener("pagehide", () => channel.postMessage("gone"));
 
-  return { release, written, printed, untouched, restored: (tab) => restored.has(tab) };
+  const family = (tab) => held.get(tab)?.family;
+  const others = { put, putting, value, family, baseline, changes, onChange };
+  return { release, written, printed, untouched, restored: (tab) => restored.has(tab), ...others };
 })();

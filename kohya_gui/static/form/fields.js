@@ -162,7 +162,7 @@
     for (const sentence of sentences(message)) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
     if (sentences(message).every((each) => each.classList.contains("stale"))) message.classList.add("stale");
   });
-  window.Fields = { jump, panelsOf, enter, submit };
+  window.Fields = { jump, unfold, panelsOf, enter, submit };
 
   // Typed text is checked when the field is left, by the rules of Start
   document.addEventListener("focusout", async ({ target }) => {
