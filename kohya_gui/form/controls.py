@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.components import FormComponent
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.form.field_links import FieldLinks, labelled, panels_around
+from kohya_gui.form.field_links import FieldLinks, accordions_around, labelled, panels_around
 from kohya_gui.form.visibility import rules, watched
 from sd_scripts.formats.documents import split_lines
 from sd_scripts.options.spec import Option, OptionGroup, Remark
@@ -26,6 +26,8 @@ BROWSER_SECRET = "no-secret"
 BROWSE = "[Browse…](#browse)"
 SEE_IMAGES = "[See images](#see-images)"
 """A link to the tab Dataset (dataset.js)."""
+KEY = "`{}` `?`"
+"""An option's key above its help text, which a click copies, and the way to its documentation (search.js)."""
 IMAGE_PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "conditioning_data_dir", "control_directory")
 """Options that name folders of images, or a file that does."""
 """Link in a path's help that opens the file dialog (browse.js)."""
@@ -51,7 +53,7 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
     links = [BROWSE] * option.path + [SEE_IMAGES] * (option.name in IMAGE_PLACES)
     face: dict[str, Any] = {
         "label": option.label,
-        "info": " ".join((hint, *links)),
+        "info": f"{KEY.format(option.name)}\n{' '.join((hint, *links))}",
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
         "elem_classes": ["option", width],
@@ -291,13 +293,14 @@ class Form:
         return [name for name in self.options if self.group_of[name] in groups and name not in self.controls]
 
     def sections(self) -> list[dict[str, Any]]:
-        """Return the accordions in the order of the form: id, title, ids of those around it and its own, names of its
+        """Return the accordions in the order of the form: id, title, the title and ids of those around it, names of its
         options, and of those that are folded away under More."""
         names_in = {accordion.elem_id or "": names for accordion, names in self._panels}
         return [
             {
                 "id": accordion.elem_id,
                 "title": accordion.label,
+                "group": next((around.label for around in accordions_around(accordion)), ""),
                 "panels": [*panels_around(accordion), accordion.elem_id],
                 "names": names,
                 "more": names_in.get(f"{accordion.elem_id}-more", []),

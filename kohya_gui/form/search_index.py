@@ -33,7 +33,15 @@ TOPICS: Mapping[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
         (MemoryOptions, FusedOptions, CacheOptions),
         (
             *("resolution", "train_batch_size", "gradient_checkpointing", "cpu_offload_checkpointing", "lowram"),
-            *("mixed_precision", "full_bf16", "full_fp16", "fp8_base", "fp8_base_unet", "optimizer_type", "network_dim"),
+            *(
+                "mixed_precision",
+                "full_bf16",
+                "full_fp16",
+                "fp8_base",
+                "fp8_base_unet",
+                "optimizer_type",
+                "network_dim",
+            ),
             *("vae_batch_size", "no_half_vae", "max_data_loader_n_workers", "network_train_unet_only"),
         ),
     ),
@@ -50,7 +58,7 @@ TOPICS: Mapping[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
 
 
 class SettingsIndex:
-    """The index as a file: its JSON is made once, when the page is built, and browsers ask whether theirs is current."""
+    """The index as JSON, made once when the page is built; browsers ask whether theirs is current."""
 
     def __init__(self) -> None:
         self._content: dict[str, Any] = {}
@@ -95,17 +103,24 @@ def _others() -> dict[str, Any]:
 
 def contents(title: str, sections: Sequence[Mapping[str, Any]]) -> str:
     """Return the list of a form's sections, which search.js leads to; Tab stops at one of them."""
-    rows = "".join(_link(section, first=section is sections[0]) for section in sections)
-    return f'<nav class="contents" aria-label="Sections of {escape(title)}"><ul>{rows}</ul></nav>'
+    rows = []
+    group = ""
+    for section in sections:
+        if section["group"] not in ("", group):
+            rows.append(f'<li class="group">{escape(section["group"])}</li>')
+        group = section["group"]
+        rows.append(_link(section, tab_stop=section is sections[0]))
+    return f'<nav class="contents" aria-label="Sections of {escape(title)}"><ul>{"".join(rows)}</ul></nav>'
 
 
-def _link(section: Mapping[str, Any], *, first: bool) -> str:
-    id, panels = section["id"], section["panels"]
-    inner = ' class="inner"' if len(panels) > 1 else ""
-    names = " ".join(section["names"])
-    data = f'data-section="{id}" data-panels="{" ".join(panels)}" data-names="{names}"'
-    button = f'<button type="button" tabindex="{0 if first else -1}" {data}>{escape(section["title"])}</button>'
-    return f'<li id="{id}-link"{inner}>{button}</li>'
+def _link(section: Mapping[str, Any], *, tab_stop: bool) -> str:
+    inner = ' class="inner"' if section["group"] else ""
+    data = {"section": section["id"], "panels": " ".join(section["panels"]), "names": " ".join(section["names"])}
+    attributes = " ".join(f'data-{name}="{value}"' for name, value in data.items())
+    button = (
+        f'<button type="button" tabindex="{0 if tab_stop else -1}" {attributes}>{escape(section["title"])}</button>'
+    )
+    return f'<li id="{section["id"]}-link"{inner}>{button}</li>'
 
 
 def _entry(form: Form, option: Option) -> dict[str, Any]:

@@ -9,6 +9,8 @@ interface StudioOfLaterScripts {
   turn(old: any, src: string, alt: string, attributes?: Record<string, any>): any;
   together(clips: HTMLVideoElement[]): void;
   watchIn(element: HTMLElement): void;
+  // page.js
+  copy(text: string, element: HTMLElement): Promise<void>;
   // form/search.js
   searchSettings(words?: string): Promise<void>;
   // form/browse.js, tools/publish.js

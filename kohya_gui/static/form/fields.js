@@ -1,5 +1,4 @@
-// Fields of the training tabs: links to them, error marks, option keys as tooltips, and a busy sign while waiting for an
-// answer.
+// Fields of the training tabs: links to them, error marks, and a busy sign while waiting for an answer.
 (() => {
   const { on, until } = Studio;
   const wrong = new Map(); // tab -> its marked fields by id, each with its error
@@ -194,9 +193,4 @@
     if (offer && pristine.get(tab)) setTimeout(() => offer.click());
     pristine.delete(tab);
   };
-
-  // show a field's key as the tooltip of its label
-  on("mouseover", '.option[id] :is([data-testid="block-info"], label > span, .label-text)', (name) => {
-    name.title ||= name.closest(".option[id]").id.replace(/^[a-z_]+-/, "");
-  });
 })();

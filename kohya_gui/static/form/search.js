@@ -27,7 +27,7 @@
   // The dialog: a combobox with a list of hits, and the setting that is chosen in it
 
   const input = el("input", {
-    ...{ type: "search", role: "combobox", "aria-expanded": "true", "aria-controls": "search-hits", "aria-autocomplete": "list" },
+    ...{ type: "text", role: "combobox", "aria-expanded": "true", "aria-controls": "search-hits", "aria-autocomplete": "list" },
     ...{ placeholder: "Search settings: label, key, kohya_ss's name or what it does", "aria-label": "Search settings" },
     ...{ autocomplete: "off", spellcheck: "false", oninput: () => look(0) },
   });
@@ -290,6 +290,14 @@
 
   // A field's key copies itself, its question mark shows the documentation; F1 does so from the keyboard
   const keyOf = (field) => field.id.replace(/^[a-z_]+?-/, "");
+  on("click", ".option[id] .info-text > code:first-child + code", (mark, event) => {
+    event.preventDefault(); // it stands in the label of the field
+    open(keyOf(mark.closest(".option")));
+  });
+  on("click", ".option[id] .info-text > code:first-child", (key, event) => {
+    event.preventDefault();
+    Studio.copy(key.textContent, key);
+  });
 
   // The list of sections: a dot at those with changed settings; one stop for Tab, from where arrows move
 
