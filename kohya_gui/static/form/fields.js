@@ -31,12 +31,13 @@
     const pane = document.querySelector(`#${form}[role=tabpanel]`);
     if (!pane?.offsetParent) document.getElementById(`${form}-button`)?.click();
     await unfold(panels);
-    const field = await until(() => document.getElementById(id));
-    if (!field) return;
-    for (let around = field; (around = around.parentElement?.closest("details")); ) around.open = true;
-    field.scrollIntoView({ block: "center" });
     const inputs = "input, textarea, select, button";
-    (field.matches(inputs) ? field : field.querySelector(inputs))?.focus({ preventScroll: true });
+    const inputOf = (field) => (field?.matches(inputs) ? field : field?.querySelector(inputs));
+    const input = await until(() => inputOf(document.getElementById(id))); // Gradio makes the field before what is in it
+    if (!input) return;
+    for (let around = input; (around = around.parentElement?.closest("details")); ) around.open = true;
+    document.getElementById(id).scrollIntoView({ block: "center" });
+    input.focus({ preventScroll: true });
   };
 
   // Gradio opens a list again at Tab, and then leaves it open for good: it sees Escape instead, which closes it

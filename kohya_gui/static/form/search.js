@@ -76,6 +76,7 @@
 
   /** Search again; `keep` is the hit to be chosen, by default the same as before. */
   const look = (keep = active) => {
+    if (!index) return;
     changedNow = new Set(Drafts.changes(tab));
     const found = Ranking.find(all, input.value);
     // without words, the settings of other tabs are not asked for
@@ -246,21 +247,22 @@
     return visible ?? (tabs.includes(tab) ? tab : tabs[0]);
   };
   const open = async (words = "") => {
+    const before = tab;
+    tab = currentTab();
+    if (tab !== before) all = [];
+    input.value = words;
+    show(dialog); // what is typed until the index is here counts
+    input.focus();
+    input.select();
     try {
       index ??= await ask("settings");
     } catch (error) {
-      return Studio.toast(error.message, "Try again", () => open(words));
+      return detail.replaceChildren(Studio.complaint(error));
     }
-    const before = tab;
-    tab = currentTab();
-    if (tab !== before) all = Ranking.entries(index, tab);
+    if (!all.length) all = Ranking.entries(index, tab);
     const family = document.querySelector(`#${tab}-family input:checked`)?.closest("label")?.textContent.trim();
     write(place, [index.tabs[tab].title, family].filter(Boolean).join(" · "));
-    input.value = words;
-    show(dialog);
     look(0);
-    input.focus();
-    input.select();
   };
 
   const isTyping = (target) => target.closest?.("input:not([type=checkbox], [type=radio], [type=button]), textarea, select, [contenteditable]");

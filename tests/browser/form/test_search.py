@@ -94,6 +94,7 @@ def test_a_setting_is_found_changed_and_shown_without_the_mouse(page: Any, tmp_p
     page.keyboard.type("loss huber")
     words = dialog.get_by_role("combobox")
     options = dialog.get_by_role("option")
+    expect(options.first).to_contain_text("Huber")
     names = options.locator("code").all_text_contents()
     page.keyboard.press("ArrowDown")
     chosen = dialog.locator("[aria-selected=true]")
