@@ -24,6 +24,7 @@ TITLE = "SD Scripts Studio"
 HEAD = f"""
 <header class="page-head" data-launch="LAUNCH" data-opens="OPENS">
   <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for {listed(FAMILY_TITLES.values())}</p>
+  <div id="gpus" hidden></div>
   <button id="search-settings" type="button" title="All settings, by any of their names: / or Ctrl+K"
     aria-keyshortcuts="/ Control+K">Search settings <kbd>/</kbd></button>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>

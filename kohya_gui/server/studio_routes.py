@@ -11,7 +11,7 @@ from kohya_gui.dataset.editing import routes as dataset_editing
 from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes
-from kohya_gui.runs import live_routes, measure_routes, plan_card
+from kohya_gui.runs import gpu_routes, live_routes, measure_routes, plan_card
 from kohya_gui.tools import captions_routes, compile_cache_routes, doctor_routes, lora_tools_routes, publish_routes
 from sd_scripts.runs.queue import RunQueue
 
@@ -24,6 +24,7 @@ def routes(
         *publish_routes.routes(queue, allowed_paths),
         *checkpoints_routes.routes(queue, allowed_paths),
         *live_routes.routes(queue, allowed_paths, links),
+        *gpu_routes.routes(queue),
         *plan_card.routes(allowed_paths, links),
         *field_check.routes(),
         *doctor_routes.routes(queue),
