@@ -14,18 +14,11 @@ SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
     *("runs/chart.js", "runs/curves.js", "runs/console.js", "generate/matrix.js", "runs/samples.js", "runs/live.js"),
     *("runs/compare.js", "runs/runs.js", "runs/gpus.js", "tools/doctor.js", "form/prompts.js", "form/fields.js"),
-    *(
-        "form/browse.js",
-        "form/compile_bundle.js",
-        "runs/plan.js",
-        "runs/measure.js",
-        "tools/compile_cache.js",
-        "generate/texts.js",
-    ),
-    *("generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/captions.js", "tools/publish.js"),
-    *("generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js", "dataset/epoch.js"),
-    *("dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js"),
-    *("dataset/captions.js", "form/search_rank.js", "form/search.js"),
+    *("form/browse.js", "form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js"),
+    *("generate/texts.js", "generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/captions.js"),
+    *("tools/publish.js", "generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js"),
+    *("dataset/epoch.js", "dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js"),
+    *("dataset/files.js", "dataset/captions.js", "form/search_rank.js", "form/search.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),
