@@ -26,7 +26,7 @@ HEAD = f"""
   <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for {listed(FAMILY_TITLES.values())}</p>
   <div id="gpus" hidden></div>
   <button id="search-settings" type="button" title="All settings, by any of their names: / or Ctrl+K"
-    aria-keyshortcuts="/ Control+K">Search settings <kbd>/</kbd></button>
+    aria-keyshortcuts="/ Control+K"><span>Search <span class="more">settings</span></span><kbd>/</kbd></button>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """

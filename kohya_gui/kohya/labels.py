@@ -6,7 +6,7 @@ from kohya_gui.kohya.legacy_keys import KOHYA_TABS, RECORDS
 
 LABELS: Mapping[str, tuple[str, ...]] = {
     "ae": ("VAE Path",),
-    "block_lr": ("Block LR (SDXL)",),
+    "block_lr": ("Block LR",),
     "blockwise_fused_optimizers": ("Blockwise Fused Optimizer",),
     "bucket_no_upscale": ("Don't upscale bucket resolution",),
     "bucket_reso_steps": ("Bucket resolution steps",),
