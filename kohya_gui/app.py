@@ -10,11 +10,11 @@ from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.form.configuration import tab_for
 from kohya_gui.form.field_links import FieldLinks
-from kohya_gui.form.search_index import SettingsIndex
 from kohya_gui.form.training_tab import TrainingTab
 from kohya_gui.form.visibility import as_element
 from kohya_gui.lora_gui import LORA
 from kohya_gui.runs.runs_gui import captions_tab, dataset_tab, generate_tab, lora_tools_tab, machine_tab, runs_tab
+from kohya_gui.settings.search_index import SettingsIndex
 from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from sd_scripts.formats.words import listed
 from sd_scripts.runs.queue import RunQueue

@@ -225,9 +225,9 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     with garbage_collection.importing():
         from kohya_gui.app import build
         from kohya_gui.form.field_links import FieldLinks
-        from kohya_gui.form.search_index import SettingsIndex
         from kohya_gui.runs.past_runs import why_not
         from kohya_gui.server import lean_page, studio_routes
+        from kohya_gui.settings.search_index import SettingsIndex
         from kohya_gui.theme import look, scripts
         from sd_scripts.runs.queue import RunQueue
         from sd_scripts.runs.store import RunStore

@@ -7,6 +7,7 @@ import gradio as gr
 
 STYLES = (
     *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "form/search.css", "runs/gpus.css"),
+    "form/presets.css",
     *("generate/generate.css", "tools/lora_tools.css", "tools/captions.css", "generate/checkpoints.css"),
     *("dataset/dataset.css", "dataset/editing.css"),
 )
@@ -19,6 +20,7 @@ SCRIPTS = (
     *("tools/publish.js", "generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js"),
     *("dataset/epoch.js", "dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js"),
     *("dataset/files.js", "dataset/captions.js", "form/search_rank.js", "form/search.js"),
+    "form/presets.js",
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

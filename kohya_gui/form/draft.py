@@ -37,7 +37,7 @@ class Draft:
         }
         gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
         put = gr.Button("Put", elem_classes="put-values offstage")
-        # what the search sets, also in panels that the browser has not built (drafts.js)
+        # values from elsewhere than the form's own controls, whose panels the browser may not have built (drafts.js)
         written = put.click(
             None, None, list(components.values()), js=f"() => Drafts.putting('{form.tab}')", api_visibility="private"
         )

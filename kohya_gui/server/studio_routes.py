@@ -12,6 +12,7 @@ from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes
 from kohya_gui.runs import gpu_routes, live_routes, measure_routes, plan_card
+from kohya_gui.settings import preset_routes
 from kohya_gui.tools import captions_routes, compile_cache_routes, doctor_routes, lora_tools_routes, publish_routes
 from sd_scripts.runs.queue import RunQueue
 
@@ -27,6 +28,7 @@ def routes(
         *gpu_routes.routes(queue),
         *plan_card.routes(allowed_paths, links),
         *field_check.routes(),
+        *preset_routes.routes(),
         *doctor_routes.routes(queue),
         *measure_routes.routes(queue, allowed_paths, links),
         *prompt_editor.routes(links),

@@ -133,14 +133,16 @@ var Drafts = (() => {
 
   // Values from elsewhere than the form's own controls, whose panels may not be built
 
-  const waiting = new Map(); // tab -> option -> its new value
+  const waiting = new Map(); // tab -> name in its draft -> the new value
   /** Write values by option into a form, as if somebody typed them there; returns whether its tab has been shown. */
   const put = (tab, values) => {
     const button = document.querySelector(`#${tab} .put-values`);
-    if (!button) return false;
-    waiting.set(tab, { ...waiting.get(tab), ...values });
+    const draft = held.get(tab);
+    if (!button || !draft) return false;
+    const named = Object.entries(values).map(([name, value]) => [name in draft ? name : `option:${name}`, value]);
+    waiting.set(tab, { ...waiting.get(tab), ...Object.fromEntries(named) });
     touched.add(tab);
-    Object.entries(values).forEach(([name, value]) => (held.get(tab)[`option:${name}`] = value));
+    named.forEach(([name, value]) => (draft[name] = value));
     button.click();
     // marks and messages about the field are outdated
     for (const name of Object.keys(values)) document.getElementById(`${tab}-${name}`)?.dispatchEvent(new Event("input", { bubbles: true }));
@@ -150,11 +152,7 @@ var Drafts = (() => {
   const putting = (tab) => {
     const values = waiting.get(tab) ?? {};
     waiting.delete(tab);
-    const names = Object.keys(held.get(tab) ?? {});
-    return names.map((name) => {
-      const option = name.replace("option:", "");
-      return option !== name && option in values ? values[option] : { __type__: "update" };
-    });
+    return Object.keys(held.get(tab) ?? {}).map((name) => (name in values ? values[name] : { __type__: "update" }));
   };
   /** A form's value of an option; undefined if it has none, or a secret one. */
   const value = (tab, name) => held.get(tab)?.[`option:${name}`];
@@ -192,7 +190,6 @@ var Drafts = (() => {
   askOthers();
   addEventListener("pagehide", () => channel.postMessage("gone"));
 
-  const family = (tab) => held.get(tab)?.family;
-  const others = { put, putting, value, family, baseline, changes, onChange };
+  const others = { put, putting, value, onChange, draft: (tab) => held.get(tab), baseline, changes };
   return { release, written, printed, untouched, restored: (tab) => restored.has(tab), ...others };
 })();

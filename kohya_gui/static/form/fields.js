@@ -38,6 +38,10 @@
     for (let around = input; (around = around.parentElement?.closest("details")); ) around.open = true;
     document.getElementById(id).scrollIntoView({ block: "center" });
     input.focus({ preventScroll: true });
+    for (let frames = 10; frames; frames--) {
+      await new Promise(requestAnimationFrame); // in its first frames, Gradio may make a field anew
+      if (document.activeElement === document.body) inputOf(document.getElementById(id))?.focus({ preventScroll: true });
+    }
   };
 
   // Gradio opens a list again at Tab, and then leaves it open for good: it sees Escape instead, which closes it

@@ -139,7 +139,7 @@
     const key = el("code", { "data-copy": entry.name, title: "Copy the key" }, entry.name);
     const names = el("p", { class: "search-names" }, key);
     if (entry.kohya.length) names.append(` · kohya_ss: ${entry.kohya.join(", ")}`);
-    const family = Drafts.family(entry.tab);
+    const family = Drafts.draft(entry.tab)?.family;
     const notes = entry.help.filter(([families]) => !families || families.includes(family)).map(([, words]) => words);
     const note = entry.notes?.[index.tabs[entry.tab].method];
     const facts = [
@@ -177,7 +177,7 @@
     const put = async (next) => {
       write(problem, "");
       if (typeof next === "string" && entry.kind !== "choice") {
-        const family = Drafts.family(tab);
+        const family = Drafts.draft(tab)?.family;
         const answer = await send("field", { tab, family, name: entry.name, value: next }).catch((error) => ({ problem: error.message }));
         if (answer.problem) return write(problem, answer.problem);
       }

@@ -8,10 +8,10 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.form.controls import Form
-from kohya_gui.form.search_index import TOPICS, SettingsIndex, contents, settings_index
 from kohya_gui.form.training_tab import TrainingTab
 from kohya_gui.kohya.labels import LABELS
 from kohya_gui.lora_gui import LORA
+from kohya_gui.settings.search_index import TOPICS, SettingsIndex, contents, settings_index
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import SCRIPTS
