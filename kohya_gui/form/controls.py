@@ -260,7 +260,7 @@ class Form:
 
         `lead` lays out another control before the first, `tool` anything else at the end.
         """
-        first = [name for name in panel.names if name in self.options]
+        first = [name for name in dict.fromkeys(panel.names) if name in self.options]  # families may share some
         later = [name for name in more if name in self.options]
         if not first:
             first = later

@@ -46,7 +46,7 @@ def own_preset(tab: str, name: str) -> Path:
 
 @functools.cache
 def measured() -> Mapping[str, Mapping[str, Any]]:
-    """Return what runs with a preset took, by "tab/name": `gib` in use, `ms` of a step as a text, `gpu`."""
+    """Return the measured memory and time of presets by "tab/name": `gib` in use, `ms` of a step as a text, `gpu`."""
     return read_toml(PRESETS / "measured.toml")
 
 

@@ -71,10 +71,11 @@ def listed(request: Request) -> dict[str, Any]:
 
 def _shipped(tab: Tab, path: Path) -> dict[str, Any]:
     family = preset_family(path.stem)
+    title = preset_title(path).removeprefix(FAMILY_TITLES.get(family, "")).strip()
     memory = MEMORY.search(path.stem)
     return {
         "name": path.stem,
-        "title": preset_title(path).removeprefix(FAMILY_TITLES.get(family, "")).strip().capitalize(),
+        "title": title[:1].upper() + title[1:],
         "family": family,
         "about": preset_words(path),
         "gb": int(memory[1]) if memory else None,
@@ -91,7 +92,7 @@ def _own(tab: Tab) -> Iterator[dict[str, Any]]:
             about = preset_words(path)
         except (ValueError, OSError):  # somebody else has been at the file; Open says what is wrong with it
             continue
-        yield {"name": path.stem, "title": path.stem.replace("_", " "), "family": family, "about": about, "own": True}
+        yield {"name": path.stem, "title": preset_title(path), "family": family, "about": about, "own": True}
 
 
 def sent(request: Request) -> Response:
@@ -151,7 +152,7 @@ def _write(tab: Tab, name: object, about: object, settings: Settings, replace: b
         raise ValueError(f"name: there is a preset {slug} already; choose a different name, or replace it")
     values = {key: value for key, value in settings.saved().items() if key not in KEPT_BY_PRESETS}
     sentence = " ".join(str(about or "").split())[:LONGEST]
-    head = "".join(f"# {line}\n" for line in textwrap.wrap(sentence, 118))
+    head = "".join(f"# {line}\n" for line in textwrap.wrap(sentence, 118, break_long_words=False))
     try:
         private_folder(file.parent)
         write_whole(file, head + toml_text(values, settings.headings()))

@@ -50,7 +50,7 @@ TOPICS: Mapping[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
         (
             *("resolution", "train_batch_size", "learning_rate", "unet_lr", "text_encoder_lr", "max_train_steps"),
             *("max_train_epochs", "num_repeats", "network_dim", "network_alpha", "network_dropout", "network_type"),
-            *("optimizer_type", "weight_decay", "max_grad_norm", "reg_data_dir", "save_precision", "clip_skip"),
+            *("optimizer_type", "max_grad_norm", "reg_data_dir", "save_precision", "clip_skip"),
         ),
     ),
 }
@@ -151,7 +151,7 @@ def topics(group: type, name: str) -> list[str]:
 
 
 def _type(option: Option) -> str:
-    """Return what a value may be: "a whole number, 1 to 1000"."""
+    """Describe the valid values: "a whole number, 1 to 1000"."""
     if option.choices and not option.many:
         return "one of a list" if not option.more_choices else "a name"
     word = ("texts, one per line" if option.type is str else "numbers") if option.many else KINDS[option.type]

@@ -52,7 +52,7 @@ class GpuUsage:
 
 
 def all_gpus() -> list[GpuUsage]:
-    """Read every GPU of this machine; none without an NVIDIA driver. A GPU that fails meanwhile is left out."""
+    """Read every GPU of this machine; none without an NVIDIA driver. A GPU that cannot be read is left out."""
     nvml = _nvml()
     if nvml is None:
         return []

@@ -39,7 +39,7 @@
     document.getElementById(id).scrollIntoView({ block: "center" });
     input.focus({ preventScroll: true });
     for (let frames = 10; frames; frames--) {
-      await new Promise(requestAnimationFrame); // in its first frames, Gradio may make a field anew
+      await new Promise(requestAnimationFrame); // in its first frames, Gradio may build a field a second time
       if (document.activeElement === document.body) inputOf(document.getElementById(id))?.focus({ preventScroll: true });
     }
   };

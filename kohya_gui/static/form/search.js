@@ -1,4 +1,4 @@
-// The search over all settings ("/" or Ctrl+K), the list of sections beside the form, and the keys under the labels.
+// The search over all settings ("/" or Ctrl+K), the list of sections next to the form, and the keys under the labels.
 (() => {
   const { ask, send, on, onKeys, el, button, select, show, closer, write } = Studio;
   const FILTERS = [
@@ -28,7 +28,7 @@
 
   const input = el("input", {
     ...{ type: "text", role: "combobox", "aria-expanded": "true", "aria-controls": "search-hits", "aria-autocomplete": "list" },
-    ...{ placeholder: "Search settings: label, key, kohya_ss's name or what it does", "aria-label": "Search settings" },
+    ...{ placeholder: "Search settings: label, key, name in kohya_ss or a word of its help", "aria-label": "Search settings" },
     ...{ autocomplete: "off", spellcheck: "false", oninput: () => look(0) },
   });
   const filters = FILTERS.map(([name, words, about]) =>
