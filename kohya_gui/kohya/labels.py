@@ -63,7 +63,7 @@ LABELS: Mapping[str, tuple[str, ...]] = {
 
 
 def kohya_names(tab: str, option: str) -> list[str]:
-    """Return what kohya_ss calls an option in this tab: its labels, then its keys, where they differ from ours."""
+    """Return an option's names in kohya_ss in this tab: its labels, then its keys, where they differ from ours."""
     tabs = [KOHYA_TABS.get(tab), *(record.tabs.get(tab) for record in RECORDS.values())]
     keys = [key for each in tabs if each for key, name in each.renamed.items() if name == option and key != option]
     return list(dict.fromkeys([*LABELS.get(option, ()), *keys]))

@@ -49,18 +49,19 @@ def _reading(usage: GpuUsage, pids: set[int], living: Sequence[RunRow], queue: R
 
 
 def _spilled(queue: RunQueue, row: RunRow) -> float:
-    """Return what a run last had beyond the memory of its GPU, in percent of it."""
+    """Return the memory that a run last had beyond its GPU's, in percent of it."""
     spilled = queue.watch(row.id).refresh().gpu.get("spilled")
     return (spilled.last or 0) if spilled else 0
 
 
 def _own_processes(living: Sequence[RunRow]) -> set[int]:
     """Return the ids of the page's process and of the runs, which outlive it, with all that they started."""
-    first = {os.getpid(), *(int(pid) for row in living if (pid := row.process.partition(" ")[0]).isdecimal())}
-    found = set(first)
-    for pid in first:
+    keys = [row.process.partition(" ")[0] for row in living]
+    leaders = {os.getpid(), *(int(key) for key in keys if key.isdecimal())}
+    found = set(leaders)
+    for leader in leaders:
         try:
-            found.update(child.pid for child in psutil.Process(pid).children(recursive=True))
+            found.update(child.pid for child in psutil.Process(leader).children(recursive=True))
         except psutil.Error:  # it ended in the meantime
             continue
     return found

@@ -1,4 +1,4 @@
-"""The routes of the dialog "Presets" (presets.js): those of the product with what is known of them, and the user's own.
+"""The routes of the dialog "Presets" (presets.js): those of the product, with memory and time where known, and the user's own.
 
 An own preset is a settings file like any other, which names its family, leaves paths and names out, and begins with its
 description as a comment: one file to share, which every program that reads TOML opens.
@@ -90,7 +90,7 @@ def _own(tab: Tab) -> Iterator[dict[str, Any]]:
         try:
             family = open_file(path, tab).family
             about = preset_words(path)
-        except (ValueError, OSError):  # somebody else has been at the file; Open says what is wrong with it
+        except (ValueError, OSError):  # edited by hand; Open reports the problem
             continue
         yield {"name": path.stem, "title": preset_title(path), "family": family, "about": about, "own": True}
 

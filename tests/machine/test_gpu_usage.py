@@ -84,7 +84,7 @@ def test_what_a_gpu_does_not_report_is_left_out(answers: dict[str, Any]) -> None
     assert reading.as_event() == {"memory": 75}
 
 
-def test_a_gpu_that_is_lost_meanwhile_is_left_out(answers: dict[str, Any]) -> None:
+def test_a_gpu_that_is_lost_is_left_out(answers: dict[str, Any]) -> None:
     answers["nvmlDeviceGetMemoryInfo"] = error(pynvml.NVML_ERROR_GPU_IS_LOST)
     assert (all_gpus(), gpu_by_uuid("b0a1")) == ([], None)
     answers["nvmlDeviceGetCount"] = error(pynvml.NVML_ERROR_UNINITIALIZED)

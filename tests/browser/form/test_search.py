@@ -128,11 +128,11 @@ def test_a_setting_is_found_changed_and_shown_without_the_mouse(page: Any, tmp_p
     expect(dialog).to_be_hidden()
 
 
-def test_the_find_of_the_browser_is_told_about_folded_panels(page: Any) -> None:
+def test_who_uses_the_find_of_the_browser_learns_of_folded_panels(page: Any) -> None:
     page.locator("#lora-button").focus()
     page.keyboard.press("Control+f")
-    told = page.locator("#studio-toasts")
-    expect(told).to_contain_text("does not see folded panels")
-    told.get_by_role("button").click()
+    note = page.locator("#studio-toasts")
+    expect(note).to_contain_text("does not see folded panels")
+    note.get_by_role("button").click()
     expect(page.locator("#settings-search")).to_be_visible()
     page.keyboard.press("Escape")

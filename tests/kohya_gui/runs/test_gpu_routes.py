@@ -36,7 +36,7 @@ def test_a_machine_without_gpus_shows_none(queue: RunQueue) -> None:
     assert TestClient(Starlette(routes=gpu_routes.routes(queue))).get("/studio/gpus").status_code == 200
 
 
-def test_memory_of_this_program_is_told_from_that_of_others(queue: RunQueue) -> None:
+def test_memory_of_this_program_and_of_others_are_shown_apart(queue: RunQueue) -> None:
     (gpu,) = shown(queue, reading(processes=((os.getpid(), 3 * GB), (1, 17 * GB)), busy=0.5, celsius=40.0))
     assert (gpu["ours"], gpu["used"], gpu["busy"], gpu["celsius"], gpu["watts"]) == (3 * GB, 20 * GB, 0.5, 40, None)
     assert gpu["spilled"] == 0

@@ -53,7 +53,7 @@ def test_every_preset_is_listed_the_safe_start_of_a_family_first(client: TestCli
     assert all(each["about"] for each in listed)
 
 
-def test_measured_values_are_those_of_the_benchmark() -> None:
+def test_measured_values_equal_the_tables_of_the_benchmark() -> None:
     rows = [line for line in RESULTS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     known = {(preset, *cells) for line in rows for preset, *cells in [[cell.strip() for cell in line.split("|")[1:-1]]]}
     for preset, values in measured().items():
@@ -112,7 +112,7 @@ def test_broken_presets_are_refused_in_a_sentence_and_change_nothing(client: Tes
     for text in ("[", "a = ", "x" * (LARGEST + 1), 7, None, 'learning_rate = "quick"', "[[datasets]]\na = 1"):
         assert refused(client, "add", tab="lora", name="bad", text=text)
     assert "learning_rate" in refused(client, "save", **{**FORM, "values": {"learning_rate": "quick"}}, name="bad")
-    assert "training tab" in refused(client, "save", **{**FORM, "tab": "runs"}, name="bad")
+    assert "does not name a tab" in refused(client, "save", **{**FORM, "tab": "runs"}, name="bad")
     assert "form" in refused(client, "save", tab="lora", family="x", values={}, name="bad")
     for name in ("../../../etc/passwd", "flux_safe_start/../cat", "", "none"):
         assert client.get("/studio/presets/file", params={"tab": "lora", "name": name}).status_code == 404
