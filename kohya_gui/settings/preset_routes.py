@@ -1,4 +1,4 @@
-"""The routes of the dialog "Presets" (presets.js): those of the product, with memory and time where known, and the user's own.
+"""The routes of the dialog "Presets" (presets.js): the product's, with memory and time where known, and the user's own.
 
 An own preset is a settings file like any other, which names its family, leaves paths and names out, and begins with its
 description as a comment: one file to share, which every program that reads TOML opens.
