@@ -23,6 +23,8 @@ KEPT_BY_PRESETS = (
 """Paths and names, which a preset leaves alone: it is about how to train."""
 
 
+IN_NAME = re.compile(r"(?<!\d)(\d{1,6})gb\b")
+"""The GPU's memory in a preset's name."""
 OWN_NAME = re.compile(r"[a-z0-9_-]{1,80}")
 """Names of users' own presets."""
 
@@ -64,7 +66,7 @@ def preset_title(path: Path) -> str:
     """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
     family = preset_family(path.stem)
     words = path.stem.removeprefix(f"{family}_").replace("_", " ")
-    words = re.sub(r"(?<!\d)(\d{1,6})gb\b", r"\1 GB", words)
+    words = IN_NAME.sub(r"\1 GB", words)
     return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
 
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from kohya_gui.form.configuration import families_of, leaked_secrets, open_file
 from kohya_gui.form.presets import (
+    IN_NAME,
     KEPT_BY_PRESETS,
     PRESETS,
     first_preset,
@@ -44,8 +45,6 @@ LARGEST = 200_000
 """Characters of a preset that is added from a file."""
 MOST = 500
 """Own presets of a tab that are listed."""
-MEMORY = re.compile(r"(\d+)gb\b")
-"""The GPU's memory in a preset's name."""
 
 
 def routes() -> list[Route]:
@@ -72,7 +71,7 @@ def listed(request: Request) -> dict[str, Any]:
 def _shipped(tab: Tab, path: Path) -> dict[str, Any]:
     family = preset_family(path.stem)
     title = preset_title(path).removeprefix(FAMILY_TITLES.get(family, "")).strip()
-    memory = MEMORY.search(path.stem)
+    memory = IN_NAME.search(path.stem)
     return {
         "name": path.stem,
         "title": title[:1].upper() + title[1:],
