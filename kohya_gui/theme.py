@@ -6,21 +6,21 @@ from typing import Any
 import gradio as gr
 
 STYLES = (
-    *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "form/search.css", "runs/gpus.css"),
-    "form/presets.css",
-    *("generate/generate.css", "tools/lora_tools.css", "tools/captions.css", "generate/checkpoints.css"),
-    *("dataset/dataset.css", "dataset/editing.css"),
+    *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "generate/generate.css"),
+    *("tools/lora_tools.css", "tools/captions.css", "generate/checkpoints.css", "dataset/dataset.css"),
+    "dataset/editing.css",
+    *("form/search.css", "form/presets.css", "runs/gpus.css"),
 )
 SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
     *("runs/chart.js", "runs/curves.js", "runs/console.js", "generate/matrix.js", "runs/samples.js", "runs/live.js"),
-    *("runs/compare.js", "runs/runs.js", "runs/gpus.js", "tools/doctor.js", "form/prompts.js", "form/fields.js"),
-    *("form/browse.js", "form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js"),
-    *("generate/texts.js", "generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/captions.js"),
-    *("tools/publish.js", "generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js"),
-    *("dataset/epoch.js", "dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js"),
-    *("dataset/files.js", "dataset/captions.js", "form/search_rank.js", "form/search.js"),
-    "form/presets.js",
+    *("runs/compare.js", "runs/runs.js", "tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js"),
+    *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/texts.js"),
+    *("generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/captions.js", "tools/publish.js"),
+    *("generate/checkpoints.js", "dataset/marks.js", "dataset/grid.js", "dataset/detail.js", "dataset/epoch.js"),
+    *("dataset/step.js", "dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js"),
+    "dataset/captions.js",
+    *("form/search_rank.js", "form/search.js", "form/presets.js", "runs/gpus.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),
