@@ -37,10 +37,13 @@
     if (!input) return;
     for (let around = input; (around = around.parentElement?.closest("details")); ) around.open = true;
     document.getElementById(id).scrollIntoView({ block: "center" });
-    input.focus({ preventScroll: true });
-    for (let frames = 10; frames; frames--) {
-      await new Promise(requestAnimationFrame); // in its first frames, Gradio may build a field a second time
-      if (document.activeElement === document.body) inputOf(document.getElementById(id))?.focus({ preventScroll: true });
+    const before = document.activeElement;
+    for (let frames = 60; frames; frames--) {
+      const now = inputOf(document.getElementById(id));
+      // a field that Gradio has just made may still be hidden, or be built a second time
+      if ([before, document.body].includes(document.activeElement)) now?.focus({ preventScroll: true });
+      await new Promise(requestAnimationFrame);
+      if (frames < 57 && document.activeElement === now) break;
     }
   };
 
