@@ -22,6 +22,7 @@ from kohya_gui.runs.runs_gui import (
     machine_tab,
     runs_tab,
 )
+from kohya_gui.settings.search_index import SettingsIndex
 from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from sd_scripts.formats.words import listed
 from sd_scripts.runs.queue import RunQueue
@@ -31,6 +32,9 @@ TITLE = "SD Scripts Studio"
 HEAD = f"""
 <header class="page-head" data-launch="LAUNCH" data-opens="OPENS">
   <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for {listed(FAMILY_TITLES.values())}</p>
+  <div id="gpus" hidden></div>
+  <button id="search-settings" type="button" title="All settings, by any of their names: / or Ctrl+K"
+    aria-keyshortcuts="/ Control+K"><span>Search <span class="more">settings</span></span><kbd>/</kbd></button>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """
@@ -53,9 +57,10 @@ def build(
     name: str | None = None,
     allowed_paths: AllowedPaths = EVERYWHERE,
     links: dict[str, FieldLinks] | None = None,
+    index: SettingsIndex | None = None,
 ) -> gr.Blocks:
     """Build the page; `config` is opened once, in the named tab or the one the file is for. `links` is filled with
-    those to the fields of the training tabs, by tab."""
+    those to the fields of the training tabs, by tab, and `index` with their settings."""
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     page: gr.Blocks
@@ -72,6 +77,8 @@ def build(
                 with gr.Tab(title, id=name, elem_id=name):
                     lay_out()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
+        if index is not None:
+            index.fill((tab.training.tab, tab.form) for tab in tabs)
         for tab in tabs:
             tab.connect_others(tabs)
         for tab in tabs:

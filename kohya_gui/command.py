@@ -227,6 +227,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
         from kohya_gui.form.field_links import FieldLinks
         from kohya_gui.runs.past_runs import why_not
         from kohya_gui.server import lean_page, studio_routes
+        from kohya_gui.settings.search_index import SettingsIndex
         from kohya_gui.theme import look, scripts
         from sd_scripts.runs.queue import RunQueue
         from sd_scripts.runs.store import RunStore
@@ -236,8 +237,9 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
         print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs added to the list")
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
     links: dict[str, FieldLinks] = {}
-    routes = [*studio_routes.routes(queue, allowed, links), *lean_page.routes()]
-    page = build(queue, flags.config, flags.tab, allowed, links)
+    index = SettingsIndex()
+    routes = [*studio_routes.routes(queue, allowed, links), *index.routes(), *lean_page.routes()]
+    page = build(queue, flags.config, flags.tab, allowed, links, index)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):
         app, _, _ = page.launch(

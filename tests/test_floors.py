@@ -126,6 +126,7 @@ def test_light_folders_need_only_the_standard_library_and_light_packages(folder:
         "av",
         "numpy",
         "psutil",
+        "pynvml",
     }
     for file in files_of(folder):
         strange = {module.split(".")[0] for module in imports(file)} - allowed

@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.components import FormComponent
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.form.field_links import FieldLinks, labelled, panels_around
+from kohya_gui.form.field_links import FieldLinks, accordions_around, labelled, panels_around
 from kohya_gui.form.visibility import rules, watched
 from sd_scripts.formats.documents import split_lines
 from sd_scripts.options.spec import Option, OptionGroup, Remark
@@ -24,13 +24,15 @@ QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progre
 BROWSER_SECRET = "no-secret"
 """Gradio encrypts the data it stores in the browser; a fixed key lets the next start of the GUI read it back."""
 BROWSE = "[Browse…](#browse)"
+"""Link in a path's help that opens the file dialog (browse.js)."""
 SEE_IMAGES = "[See images](#see-images)"
 """A link to the tab Dataset (dataset.js)."""
 MAKE_IMAGES = "[Generate them…](#make-images)"
 """A link to the dialog that generates regularisation images (regularisation.js)."""
+KEY = "`{}` `?`"
+"""An option's key above its help text, which a click copies, and the way to its documentation (search.js)."""
 IMAGE_PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "conditioning_data_dir", "control_directory")
 """Options that name folders of images, or a file that does."""
-"""Link in a path's help that opens the file dialog (browse.js)."""
 Updates = dict[Any, Any]
 """Component -> its new value, or the update of its properties."""
 UNSET = ("not set", "")
@@ -54,7 +56,7 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
     links += [MAKE_IMAGES] * (option.name == "reg_data_dir")
     face: dict[str, Any] = {
         "label": option.label,
-        "info": " ".join((hint, *links)),
+        "info": f"{KEY.format(option.name)}\n{' '.join((hint, *links))}",
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
         "elem_classes": ["option", width],
@@ -264,7 +266,7 @@ class Form:
 
         `lead` lays out another control before the first, `tool` anything else at the end.
         """
-        first = [name for name in panel.names if name in self.options]
+        first = [name for name in dict.fromkeys(panel.names) if name in self.options]  # families may share some
         later = [name for name in more if name in self.options]
         if not first:
             first = later
@@ -295,6 +297,23 @@ class Form:
     def left_of(self, *groups: Any) -> list[str]:
         """Return the options of these groups that are not placed yet."""
         return [name for name in self.options if self.group_of[name] in groups and name not in self.controls]
+
+    def sections(self) -> list[dict[str, Any]]:
+        """Return the accordions in the order of the form: id, title, the title and ids of those around it, names of its
+        options, and of those that are folded away under More."""
+        names_in = {accordion.elem_id or "": names for accordion, names in self._panels}
+        return [
+            {
+                "id": accordion.elem_id,
+                "title": accordion.label,
+                "group": next((around.label for around in accordions_around(accordion)), ""),
+                "panels": [*panels_around(accordion), accordion.elem_id],
+                "names": names,
+                "more": names_in.get(f"{accordion.elem_id}-more", []),
+            }
+            for accordion, names in self._panels
+            if "more" not in accordion.elem_classes
+        ]
 
     def inputs(self) -> list[FormComponent]:
         return list(self.controls.values())

@@ -10,7 +10,6 @@ from html import escape
 from typing import Protocol
 
 import gradio as gr
-from gradio.components import FormComponent
 
 from kohya_gui.server.json_routes import Refused
 from kohya_gui.server.messages import Html, Kind, message
@@ -153,12 +152,17 @@ NO_LINKS = FieldLinks("", {})
 """For sentences that belong to no form."""
 
 
-def panels_around(component: FormComponent) -> list[str]:
-    """Return the ids of the accordions around a control, outermost first."""
-    ids = []
+def panels_around(component: gr.blocks.Block) -> list[str]:
+    """Return the ids of the accordions around a control or accordion, outermost first."""
+    return [id for around in accordions_around(component) if (id := around.elem_id)]
+
+
+def accordions_around(component: gr.blocks.Block) -> list[gr.Accordion]:
+    """Return the accordions around a control or accordion, outermost first."""
+    found = []
     block = component.parent
     while block is not None:
-        if isinstance(block, gr.Accordion) and block.elem_id:
-            ids.append(block.elem_id)
+        if isinstance(block, gr.Accordion):
+            found.append(block)
         block = block.parent
-    return ids[::-1]
+    return found[::-1]

@@ -1,10 +1,15 @@
 """Presets: settings files in `presets/` about how to train, which leave paths and names alone."""
 
+import functools
 import re
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from sd_scripts.families.cards.registry import component_options, preset_family
+from sd_scripts.formats.documents import read_toml
+from sd_scripts.runs.store import state_folder
 from sd_scripts.settings.catalog import FAMILY_TITLES
 
 BASE_MODEL = "pretrained_model_name_or_path"
@@ -18,8 +23,33 @@ KEPT_BY_PRESETS = (
 """Paths and names, which a preset leaves alone: it is about how to train."""
 
 
+IN_NAME = re.compile(r"(?<!\d)(\d{1,6})gb\b")
+"""The GPU's memory in a preset's name."""
+OWN_NAME = re.compile(r"[a-z0-9_-]{1,80}")
+"""Names of users' own presets."""
+
+
 def preset_file(tab: str, name: str) -> Path:
     return PRESETS / tab / f"{name}.toml"
+
+
+def own_presets(tab: str) -> Path:
+    """Return the folder of the user's own presets of a tab: settings files that name their family."""
+    return state_folder() / "presets" / tab
+
+
+def own_preset(tab: str, name: str) -> Path:
+    """Return the file of the user's preset with this name. Raises ValueError if there is none."""
+    file = own_presets(tab) / f"{name}.toml"
+    if not OWN_NAME.fullmatch(name) or not file.is_file():
+        raise ValueError("This preset is no longer there")
+    return file
+
+
+@functools.cache
+def measured() -> Mapping[str, Mapping[str, Any]]:
+    """Return the measured memory and time of presets by "tab/name": `gib` in use, `ms` of a step as a text, `gpu`."""
+    return read_toml(PRESETS / "measured.toml")
 
 
 def family_of_preset(path: Path) -> str:
@@ -36,7 +66,7 @@ def preset_title(path: Path) -> str:
     """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
     family = preset_family(path.stem)
     words = path.stem.removeprefix(f"{family}_").replace("_", " ")
-    words = re.sub(r"(?<!\d)(\d{1,6})gb\b", r"\1 GB", words)
+    words = IN_NAME.sub(r"\1 GB", words)
     return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
 
 

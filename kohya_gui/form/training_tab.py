@@ -27,6 +27,7 @@ from kohya_gui.form.presets import (
     KEPT_BY_PRESETS,
     PRESETS,
     first_preset,
+    own_preset,
     preset_file,
     preset_title,
     preset_words,
@@ -40,6 +41,7 @@ from kohya_gui.runs.past_runs import opened_run
 from kohya_gui.runs.runs_gui import RunPanel, printed_command
 from kohya_gui.runs.shell_line import shell_line
 from kohya_gui.server.messages import Html, message
+from kohya_gui.settings.search_index import contents
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.families.cards.registry import card_of, component_options, preset_family
 from sd_scripts.options.spec import Remark
@@ -82,10 +84,12 @@ class TrainingTab:
         self._tools: list[Tool] = []
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
+            sections = gr.HTML(elem_classes="sections")
             with gr.Column(elem_classes="settings"):
                 self._settings(families)
             with gr.Column(elem_classes="running"):
                 self.run = RunPanel(self.name)
+        sections.value = contents(training.tab.title, self.form.sections())
         self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=BROWSER_SECRET, render=False)
         self.recent = gr.BrowserState([], storage_key=f"{self.name}-recent", secret=BROWSER_SECRET, render=False)
         # the file these settings were opened from or saved to: Save overwrites it, any other only after a second click
@@ -133,6 +137,7 @@ class TrainingTab:
             self.preset = gr.Dropdown(
                 presets, value=first, label="Preset", elem_id=f"{tab}-preset", scale=2, filterable=False
             )
+            gr.Button("Presets…", elem_id=f"{tab}-presets", **small)  # presets.js
             self.compile = gr.Checkbox(
                 label=self.form.options[COMPILE].label,
                 info=COMPILE_ADVICE,
@@ -394,12 +399,15 @@ class TrainingTab:
         return {**updates, self.file: gr.update(), self.recent: gr.skip(), self.opened: ""}
 
     def _open_preset(self, data: Updates) -> Updates:
-        path = preset_file(self.name, data[self.preset])
-        opened = self.training.open_configuration(path, preset_family(data[self.preset]))
+        return self._apply_preset(preset_file(self.name, data[self.preset]), data, data[self.preset])
+
+    def _apply_preset(self, path: Path, data: Updates, shown: str | None) -> Updates:
+        """Set what a preset is about; `shown` is then selected in the list, which does not have the user's own."""
+        opened = self.training.open_configuration(path, preset_family(shown or "") or data[self.family])
         paths = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
         title = f"Preset {preset_title(path)} applied; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **paths}
-        updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, data[self.preset])
+        updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, shown)
         return self._undoable(updates | {self.unknown: opened.unknown}, data)
 
     def _filled(
@@ -541,7 +549,7 @@ class TrainingTab:
         return f"{row.name} is queued and will start automatically"
 
     def _open_past(self, data: Updates) -> Updates:
-        """Load what fields.js or runs.js asks for: a past run by number, a preset or tab by name, the options of a
+        """Load what the page's scripts ask for: a past run by number, a preset or tab by name, the options of a
         measured variant, or "undo"."""
         source: str = data[self.run.past] or ""
         kind, _, name = source.partition(":")
@@ -550,6 +558,8 @@ class TrainingTab:
                 return self.form.changed(self._undo(data), data)
             case "preset":
                 return self._open_preset({**data, self.preset: name})
+            case "own-preset":
+                return self._apply_preset(own_preset(self.name, name), data, None)
             case "tab":
                 updates = self._take_over(name, data)
             case "options":

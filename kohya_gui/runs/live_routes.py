@@ -142,6 +142,7 @@ class LiveRoutes:
             "validation": _thinned(curves.validation, first, last),
             "rates": {name: _thinned(rate, first, last) for name, rate in curves.rates.items()},
             "seconds": _thinned(curves.seconds, first, last),
+            "gpu": {name: _thinned(readings, first, last) for name, readings in curves.gpu.items()},
             "max_steps": run_state.max_steps,
             **({"marks": _marks(run_state)} if _int(request, "marks", -1) != len(run_state.marks) else {}),
         }

@@ -11,8 +11,9 @@ from kohya_gui.dataset.editing import routes as dataset_editing
 from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes, regularisation_routes
-from kohya_gui.runs import live_routes, measure_routes, plan_card
+from kohya_gui.runs import gpu_routes, live_routes, measure_routes, plan_card
 from kohya_gui.runs.plan_process import PlanProcess
+from kohya_gui.settings import preset_routes
 from kohya_gui.tools import (
     captions_routes,
     compile_cache_routes,
@@ -34,9 +35,11 @@ def routes(
         *publish_routes.routes(queue, allowed_paths),
         *checkpoints_routes.routes(queue, allowed_paths),
         *live_routes.routes(queue, allowed_paths, links),
+        *gpu_routes.routes(queue),
         *plan_card.routes(allowed_paths, links, plans),
         *field_check.routes(),
         *train_routes.routes(allowed_paths, links, plans),
+        *preset_routes.routes(),
         *doctor_routes.routes(queue),
         *measure_routes.routes(queue, allowed_paths, links),
         *prompt_editor.routes(queue, allowed_paths, links),

@@ -9,8 +9,10 @@ interface StudioOfLaterScripts {
   turn(old: any, src: string, alt: string, attributes?: Record<string, any>): any;
   together(clips: HTMLVideoElement[]): void;
   watchIn(element: HTMLElement): void;
+  // page.js
+  copy(text: string, element: HTMLElement): Promise<void>;
   // form/search.js
-  searchSettings?(words?: string): Promise<void>;
+  searchSettings(words?: string): Promise<void>;
   // form/browse.js, tools/publish.js
   browse(element: HTMLElement, name: string, then?: (path: string) => void): void;
   publish(id: number): Promise<void>;
@@ -40,7 +42,7 @@ interface StudioOfLaterScripts {
   shown(...values: any[]): any;
 }
 
-declare var Fields: Record<"jump" | "panelsOf" | "enter" | "submit" | "set", (...values: any[]) => any>;
+declare var Fields: Record<"jump" | "unfold" | "panelsOf" | "enter" | "submit" | "set", (...values: any[]) => any>;
 declare const uPlot: any;
 
 interface Window {

@@ -31,13 +31,15 @@
     document.execCommand("copy");
     field.remove();
   };
-  on("click", "[data-copy]", async (button) => {
-    await copy(button.dataset.copy);
-    if (button.textContent === "Copied") return;
-    const words = button.textContent;
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = words), 1500);
-  });
+  /** Copy a text, as `element` says for a while. */
+  Studio.copy = async (text, element) => {
+    await copy(text);
+    if (element.textContent === "Copied") return;
+    const words = element.textContent;
+    element.textContent = "Copied";
+    setTimeout(() => (element.textContent = words), 1500);
+  };
+  on("click", "[data-copy]", (element) => Studio.copy(element.dataset.copy, element));
   on("click", "[data-choose]", (button) => {
     const [choice, value] = button.dataset.choose.split(":");
     document.querySelector(`#${choice} input[value="${value}"]`)?.click();

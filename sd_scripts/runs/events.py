@@ -25,7 +25,7 @@ Request = Literal["generate", "cancel"]
 NUMBERS = frozenset(
     (
         *("time", "step", "max_steps", "epoch", "epochs", "done", "total", "loss", "average", "seconds", "vram"),
-        *("ram", "bytes", "mtime_ns", "number", "seed", "width", "height", "frames", "fps"),
+        *("ram", "reserved", "bytes", "mtime_ns", "number", "seed", "width", "height", "frames", "fps"),
         *("images_per_step", "graphs", "recompiles", "breaks"),
     )
 )
@@ -92,7 +92,7 @@ def _has_valid_type(name: str, value: Any) -> bool:
         return _is_number(value)
     if name in TEXTS:
         return isinstance(value, str)
-    if name == "lr":
+    if name in ("lr", "gpu"):
         return isinstance(value, dict) and all(map(_is_number, value.values()))
     return True
 

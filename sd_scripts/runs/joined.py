@@ -70,6 +70,7 @@ class JoinedCurves:
     def _begin(self) -> None:
         self.losses, self.validation, self.seconds = Series(), Series(), Series()
         self.rates: dict[str, Series] = {}
+        self.gpu: dict[str, Series] = {}
         self._taken: dict[str, int] = {}
         for run_state in self._before:
             self._taken.clear()
@@ -89,6 +90,8 @@ class JoinedCurves:
         self._take("seconds", self.seconds, run_state.seconds)
         for group, rate in list(run_state.rates.items()):
             self._take(f"rate {group}", self.rates.setdefault(group, Series()), rate)
+        for name, readings in list(run_state.gpu.items()):
+            self._take(f"gpu {name}", self.gpu.setdefault(name, Series()), readings)
 
     def _take(self, name: str, to: Series, of: Series) -> None:
         taken, count = self._taken.get(name, 0), len(of)

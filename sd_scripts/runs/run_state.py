@@ -142,6 +142,8 @@ class RunState:
     learning_rates: dict[str, float] = field(default_factory=dict)
     rates: dict[str, Series] = field(default_factory=dict)
     """The learning rate curve of each parameter group."""
+    gpu: dict[str, Series] = field(default_factory=dict)
+    """Readings of the GPU, in percent and degrees Celsius, by the name of what was measured."""
     vram: int = 0
     """Peak use in bytes."""
     vram_of_phases: dict[str, int] = field(default_factory=dict)
@@ -322,6 +324,8 @@ class RunState:
             self.learning_rates = rates
             for group, rate in rates.items():
                 self.rates.setdefault(group, Series()).add(self.step, rate)
+        for name, value in (event.get("gpu") or {}).items():
+            self.gpu.setdefault(name, Series()).add(self.step, value)
         if event.get("seconds"):
             self.seconds.add(self.step, event["seconds"])
         self._steps_here += 1

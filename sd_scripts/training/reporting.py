@@ -107,12 +107,14 @@ class StepReporter:
             raise Failed(f"{what} at step {step}{row}", nonfinite_hint(self._context.settings))
         self._context.warn(f"{what} at step {step}; the step is skipped")
 
-    def _memory(self) -> dict[str, int]:
-        """Return the phase's peaks of GPU bytes and the RAM, at most every MEMORY_EVERY seconds: reading is slow."""
+    def _memory(self) -> dict[str, Any]:
+        """Return the phase's peaks of GPU bytes, the RAM and readings of the GPU, at most every MEMORY_EVERY seconds:
+        reading is slow."""
         now = time.perf_counter()
         if now - self._looked < MEMORY_EVERY or not self._context.is_main:
             return {}
         self._looked = now
         memory = self._context.memory
         peaks = {"vram": memory.phase_peak(), "reserved": memory.peak_reserved()}
-        return {**peaks, "ram": self._process.memory_info().rss}
+        readings = memory.readings()
+        return {**peaks, "ram": self._process.memory_info().rss, **({"gpu": readings} if readings else {})}

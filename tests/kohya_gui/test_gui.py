@@ -1185,7 +1185,9 @@ def test_a_hint_names_other_fields_by_their_labels(form):
     assert "*Masked loss*" in form.controls["conditioning_data_dir"].info
     assert "such as clip_l.safetensors" in form.controls["clip_l"].info  # a file, no field
     for name, control in form.controls.items():
-        named = [word for word in NAME.findall(control.info) if word in form.options]
+        own_key, _, help_text = control.info.partition("\n")
+        assert own_key == f"`{name}` `?`"
+        named = [word for word in NAME.findall(help_text) if word in form.options]
         assert named == [], name
 
 

@@ -156,6 +156,13 @@ var Drafts = (() => {
   };
   /** A form's value of an option; undefined if it has none, or a secret one. */
   const value = (tab, name) => held.get(tab)?.[`option:${name}`];
+  /** The values of a form as it was opened, saved or set by a preset, by option. */
+  const baseline = (tab) => {
+    const saved = JSON.parse(localStorage.getItem(`${tab}-saved`));
+    return new Map(JSON.parse(saved?.settings ?? "[]").map(([name, text]) => [name.replace("option:", ""), text]));
+  };
+  /** The options of a form that differ from its baseline. */
+  const changes = (tab) => [...baseline(tab)].filter(([name, text]) => name !== "family" && text !== String(value(tab, name) ?? "")).map(([name]) => name);
   const onChange = (listener) => listeners.push(listener);
 
   // Several tabs of one browser keep the same drafts
@@ -183,6 +190,6 @@ var Drafts = (() => {
   askOthers();
   addEventListener("pagehide", () => channel.postMessage("gone"));
 
-  const others = { put, putting, value, onChange, draft: (tab) => held.get(tab) };
+  const others = { put, putting, value, onChange, draft: (tab) => held.get(tab), baseline, changes };
   return { release, written, printed, untouched, restored: (tab) => restored.has(tab), ...others };
 })();

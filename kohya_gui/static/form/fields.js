@@ -1,5 +1,4 @@
-// Fields of the training tabs: links to them, error marks, option keys as tooltips, and a busy sign while waiting for an
-// answer.
+// Fields of the training tabs: links to them, error marks, and a busy sign while waiting for an answer.
 (() => {
   const { on, until } = Studio;
   const wrong = new Map(); // tab -> its marked fields by id, each with its error
@@ -33,12 +32,20 @@
     const pane = document.querySelector(`#${form}[role=tabpanel]`);
     if (!pane?.offsetParent) document.getElementById(`${form}-button`)?.click();
     await unfold(panels);
-    const field = await until(() => document.getElementById(id));
-    if (!field) return;
-    for (let around = field; (around = around.parentElement?.closest("details")); ) around.open = true;
-    field.scrollIntoView({ block: "center" });
     const inputs = "input, textarea, select, button";
-    (field.matches(inputs) ? field : field.querySelector(inputs))?.focus({ preventScroll: true });
+    const inputOf = (field) => (field?.matches(inputs) ? field : field?.querySelector(inputs));
+    const input = await until(() => inputOf(document.getElementById(id))); // Gradio makes the field before what is in it
+    if (!input) return;
+    for (let around = input; (around = around.parentElement?.closest("details")); ) around.open = true;
+    document.getElementById(id).scrollIntoView({ block: "center" });
+    const before = document.activeElement;
+    for (let frames = 60; frames; frames--) {
+      const now = inputOf(document.getElementById(id));
+      // a field that Gradio has just made may still be hidden, or be built a second time
+      if ([before, document.body].includes(document.activeElement)) now?.focus({ preventScroll: true });
+      await new Promise(requestAnimationFrame);
+      if (frames < 57 && document.activeElement === now) break;
+    }
   };
 
   // Gradio opens a list again at Tab, and then leaves it open for good: it sees Escape instead, which closes it
@@ -185,7 +192,7 @@
     await jump(id, panelsAround(id));
     return Boolean(await until(() => fill(id, value)));
   };
-  window.Fields = { jump, panelsOf, enter, submit, set };
+  window.Fields = { jump, unfold, panelsOf, enter, submit, set };
 
   // Typed text is checked when the field is left, by the rules of Start
   document.addEventListener("focusout", async ({ target }) => {
@@ -217,9 +224,4 @@
     if (offer && pristine.get(tab)) setTimeout(() => offer.click());
     pristine.delete(tab);
   };
-
-  // show a field's key as the tooltip of its label
-  on("mouseover", '.option[id] :is([data-testid="block-info"], label > span, .label-text)', (name) => {
-    name.title ||= name.closest(".option[id]").id.replace(/^[a-z_]+-/, "");
-  });
 })();

@@ -28,7 +28,7 @@ var Forms = (() => {
       const unseen = new Set(names.filter((name) => !shows(form, name)));
       for (const name of unseen) hidden.push(`${tab}-${name}`, `${tab}-${name}-hint`);
       for (const [panel, inside] of Object.entries(form.panels))
-        if (inside.every((name) => unseen.has(name))) hidden.push(panel);
+        if (inside.every((name) => unseen.has(name))) hidden.push(panel, `${panel}-link`);
       for (const [row, family] of Object.entries(form.advice)) if (family !== form.family) hidden.push(row);
       for (const name of names) if (isIdle(form, name)) idle.push(`${tab}-${name}`);
       for (const name of names)
@@ -68,6 +68,23 @@ var Forms = (() => {
     now(tab, values.family, ...form.watched.map((name) => values[`option:${name}`]));
   };
 
+  /** Why an option has no effect with the current settings: `{families}` that have it, or the options to be set, each
+   * `[name, value]`; null if it has an effect. */
+  const obstacle = (tab, name) => {
+    const form = forms[tab];
+    const option = form.options[name];
+    if (!option) return null;
+    if (!option.families.includes(form.family)) return { families: option.families };
+    const { masters, shownFor, activeWith } = option;
+    if (masters.length && !masters.some((master) => form.values[master] && shows(form, master)))
+      return { set: masters.map((master) => [master, true]) };
+    if (!shows(form, name) && shownFor) return { set: shownFor[1].map((value) => [shownFor[0], value]) };
+    if (isIdle(form, name)) return { set: [activeWith] };
+    return null;
+  };
+  /** Whether a control is on the page with the current settings. */
+  const isShown = (tab, name) => shows(forms[tab], name);
+
   // Apply a click immediately, before Gradio processes it
   document.addEventListener(
     "change",
@@ -83,5 +100,5 @@ var Forms = (() => {
     true,
   );
 
-  return { now, held, tabs: () => Object.keys(forms) };
+  return { now, held, obstacle, isShown, tabs: () => Object.keys(forms) };
 })();

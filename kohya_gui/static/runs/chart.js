@@ -9,10 +9,13 @@ var StudioChart = (() => {
     validation: "validation",
     rate: "learning rate",
     seconds: "step time",
+    gpu: "GPU",
     marks: "compiler",
   };
-  const LAYERS = ["raw", "rate", "seconds", "validation", "mean"]; // the last is drawn on top
-  const RIGHT = ["rate", "seconds"]; // kinds on the right axis, at most one of which is shown
+  const LAYERS = ["raw", "gpu", "rate", "seconds", "validation", "mean"]; // the last is drawn on top
+  const RIGHT = ["rate", "seconds", "gpu"]; // kinds on the right axis, at most one of which is shown
+  const GROUPED = { rate: "rates", gpu: "gpu" }; // kinds with several lines of a run, by name
+  const GPU = { use: ["GPU use", "%"], memory: ["GPU memory", "%"], power: ["power", "%"], temperature: ["temperature", "°C"], spilled: ["in RAM", "%"] };
   const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours
   const NEAR = 6; // pixels from a mark within which the cursor snaps to it
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
@@ -137,7 +140,7 @@ var StudioChart = (() => {
 
     // Replace the data; zoom, cursor and choices stay.
     set(runs, { maxSteps = 0 } = {}) {
-      const nothing = { validation: [], rates: {}, seconds: [], marks: [] };
+      const nothing = { validation: [], rates: {}, seconds: [], gpu: {}, marks: [] };
       this.runs = runs.map((run, i) => ({ ...nothing, ...run, key: `run-${run.id ?? i}` }));
       this.maxSteps = maxSteps;
       this.measure();
@@ -237,7 +240,7 @@ var StudioChart = (() => {
     // ---- legend
 
     showLegend() {
-      const has = (kind) => this.runs.some((run) => (kind === "rate" ? Object.keys(run.rates) : run[kind]).length);
+      const has = (kind) => this.runs.some((run) => (kind in GROUPED ? Object.keys(run[GROUPED[kind]]) : run[kind]).length);
       const kinds = Object.keys(KINDS).filter((kind) => kind === "raw" || kind === "mean" || has(kind));
       const several = this.runs.length > 1;
       const entries = several ? this.runs.map((run) => [run.key, run.name, `var(${this.colourOf(run)})`]) : [];
@@ -304,7 +307,8 @@ var StudioChart = (() => {
       const rates = values("rate").flat();
       const times = values("seconds").flat();
       this.losses = spread([...losses, ...values("validation").flat()], this.log);
-      this.right = rates.length ? spread([0, ...rates]) : times.length ? spread([0, usual(times)]) : null;
+      const gpu = values("gpu").flat();
+      this.right = rates.length ? spread([0, ...rates]) : times.length ? spread([0, usual(times)]) : gpu.length ? spread([0, 100, ...gpu]) : null;
     }
 
     isInView(step) {
@@ -320,11 +324,13 @@ var StudioChart = (() => {
         const low = run.bins.map((bin) => [bin[0], this.log && bin[1] <= 0 ? TINY : bin[1]]);
         const edges = [column(2), low].map((points) => ({ kind: "raw", points, edge: true, width: 0, alpha: 0.22 }));
         const dash = (i) => DASHES[alone ? i % DASHES.length : 2];
-        const rates = Object.values(run.rates).map((points, i) => ({ kind: "rate", points, dash: dash(i) }));
+        const grouped = Object.entries(GROUPED).flatMap(([kind, group]) =>
+          Object.values(run[group]).map((points, i) => ({ kind, points, dash: dash(i) })),
+        );
         return [
           ...(alone && run.level > 0 ? edges : []), // first: the band of uPlot is between series 1 and 2
           { kind: "raw", points: column(3), width: 1, alpha: alone ? 0.75 : 0.25 },
-          ...rates,
+          ...grouped,
           { kind: "seconds", points: run.seconds },
           { kind: "validation", points: run.validation, dots: 6 },
           { kind: "mean", points: run.mean, width: 2 },
@@ -387,6 +393,7 @@ var StudioChart = (() => {
         axis("--chart-ink", whole, { size: 22, space: 80, incrs: BETWEEN.filter(Number.isInteger) }),
         axis("--chart-ink", short, { size: 50, space: SPACE, grid, ...log }),
         ...(this.hidden.has("rate") ? [] : [axis("--chart-rate", short, right)]),
+        ...(this.hidden.has("gpu") ? [] : [axis("--chart-gpu", (tick) => `${short(tick)} %`, right)]),
         ...(this.hidden.has("seconds") ? [] : [axis("--chart-seconds", (tick) => `${short(tick)} s`, right)]),
       ];
     }
@@ -573,6 +580,7 @@ var StudioChart = (() => {
         validation ? ["validation", `validation at ${whole(validation[0])}`, exact(validation[1])] : null,
         ...Object.entries(run.rates).map(([group, points]) => ["rate", `rate ${group}`, near(points)]),
         run.seconds.length ? ["seconds", "step time", `${near(run.seconds)} s`] : null,
+        ...Object.entries(run.gpu).map(([name, points]) => ["gpu", GPU[name]?.[0] ?? name, `${near(points)} ${GPU[name]?.[1] ?? ""}`]),
       ];
       return rows.filter(Boolean).map(([kind, ...words]) => [kind && `var(--chart-${kind})`, ...words]);
     }

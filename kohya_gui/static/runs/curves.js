@@ -16,6 +16,7 @@ var StudioCurves = (() => {
       this.validation = [];
       this.rates = {};
       this.seconds = [];
+      this.gpu = {};
       this.marks = [];
     }
 
@@ -40,6 +41,7 @@ var StudioCurves = (() => {
       this.validation = sent.validation;
       this.rates = sent.rates;
       this.seconds = sent.seconds;
+      this.gpu = sent.gpu;
       this.marks = sent.marks ?? this.marks;
       this.maxSteps = sent.max_steps;
       this.count = count;

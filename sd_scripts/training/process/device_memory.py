@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 
 import torch
 
+from sd_scripts.machine.gpu_usage import gpu_by_uuid
 from sd_scripts.planning.memory import CONTEXT, GIB
 
 NEARLY_FULL = 0.92
@@ -62,6 +63,16 @@ class DeviceMemory:
     def size(self) -> int:
         """Return the memory that the GPU has."""
         return torch.cuda.get_device_properties(self._device).total_memory if self._device else 0
+
+    def readings(self) -> dict[str, float]:
+        """Return how busy, full and hot the GPU is, and what PyTorch has beyond its size, in percent and degrees
+        Celsius; empty without an NVIDIA driver."""
+        if self._device is None:
+            return {}
+        usage = gpu_by_uuid(str(torch.cuda.get_device_properties(self._device).uuid))
+        values = usage.as_event() if usage else {}
+        beyond = self.reserved() / self.size() - 1
+        return {**values, "spilled": round(100 * beyond, 1)} if beyond > 0 else values
 
 
 def driver_moves_memory() -> bool:

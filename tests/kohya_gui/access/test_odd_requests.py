@@ -66,6 +66,11 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "doctor": ({"zip": True, "run": HERE},),
     "doctor/cancel": ({"a": HERE},),
     "measure/stop": ({"a": HERE},),
+    "presets/save": tuple(
+        {**DATASET, "name": "odd", "about": "", key: HERE} for key in ("tab", "name", "about", "values")
+    ),
+    "presets/add": tuple({"tab": "lora", "name": "odd", "text": "", key: HERE} for key in ("tab", "name", "text")),
+    "presets/remove": ({"tab": HERE}, {"tab": "lora", "name": HERE}),
     "field": tuple({**FIELD, key: HERE} for key in FIELD),
     "prompts": tuple({**dict.fromkeys(PROMPTS, "flux"), key: HERE} for key in PROMPTS),
     "compile-cache/clear": ({"others": HERE},),
