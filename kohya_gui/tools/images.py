@@ -12,7 +12,7 @@ from kohya_gui.form.recognise import Recognised, glance
 from kohya_gui.tools.job_form import MOST_IMAGES, ImagesJob, JobForm, as_hint, hint_of_model, in_cache
 from kohya_gui.tools.job_routes import job_routes
 from sd_scripts.families.cards.model_file import is_hub_id
-from sd_scripts.formats.images.folder_names import numbered
+from sd_scripts.formats.images.folder_names import MASKS, numbered
 from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, each_image
 from sd_scripts.formats.words import counted
 from sd_scripts.options.images.known_models import IMAGE_MODELS, MODEL_FILES
@@ -21,8 +21,6 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.image_tools import IMAGE_TOOLS, default_model, model_needed
 
-MASKS = "masks"
-"""Folder for the masks of an image folder, in it."""
 SOURCES = IMAGE_SUFFIXES | UNREAD_IMAGES
 FORM = JobForm(
     name="images",

@@ -22,12 +22,12 @@ from PIL import Image
 from sd_scripts.data.sources.images import Pixels, UnreadableImage
 from sd_scripts.formats.atomic_files import PART, atomic_file, write_whole
 from sd_scripts.formats.disk import NotWritten, why_not_written
+from sd_scripts.formats.images.folder_names import MASKS
 from sd_scripts.options.images.tools import CopyOptions
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import read_json
 from sd_scripts.tools.images.pieces import NoCopy, colours
 
-MASKS = "masks"
 JOB, DONE = "job.json", "done.jsonl"
 """Files of the hidden folder, removed before it is renamed."""
 SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}

@@ -19,7 +19,7 @@ from sd_scripts.dataset_view.looking import as_jpeg, shrunk
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_text, split_lines
 from sd_scripts.formats.editing.image_group import FolderFiles
-from sd_scripts.formats.images.folder_names import numbered
+from sd_scripts.formats.images.folder_names import MASKS, numbered
 from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, each_image, has_suffix
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.images.tools import (
@@ -35,7 +35,7 @@ from sd_scripts.runs.tool import start_phase
 from sd_scripts.settings.image_tools import MODEL_OF
 from sd_scripts.tools.captioning.caption_store import common_folder
 from sd_scripts.tools.images import masks as mask_makers
-from sd_scripts.tools.images.copies import MASKS, Copies, CopyNames, Row, size_text
+from sd_scripts.tools.images.copies import Copies, CopyNames, Row, size_text
 from sd_scripts.tools.images.cropping import crop_tool, without_bars
 from sd_scripts.tools.images.decoding import Decoded, decoded
 from sd_scripts.tools.images.detectors import Faces, Foreground, Texts, model_file
