@@ -13,7 +13,8 @@ from sd_scripts.families.common.family import TextOptions, family_of
 from sd_scripts.settings.generate_settings import prompts_of, read_command_line, training_settings
 from sd_scripts.tools.timed_run import GIB
 
-FIXTURES = {"sdxl": "miniature", "flux": "flux_miniature", "qwen_image": "qwen_image_miniature"}
+OF_IMAGES = {"sdxl": "miniature", "flux": "flux_miniature", "qwen_image": "qwen_image_miniature"}
+FIXTURES = OF_IMAGES | {"wan": "wan_miniature", "hunyuan_video": "hunyuan_video_miniature"}
 
 pytestmark = [
     pytest.mark.run,
@@ -44,7 +45,7 @@ def test_a_row_is_a_process_that_generates_several_images(tmp_path: Path) -> Non
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", OF_IMAGES)
 @pytest.mark.parametrize("row", COMPARED)
 def test_steps_are_timed_apart_from_the_rest_of_an_image(
     family: str, row: str, request: pytest.FixtureRequest, no_graphs: None
@@ -66,14 +67,21 @@ def test_both_sides_are_compiled_if_their_row_is(flux_miniature: Any, no_graphs:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_diffusers_has_the_same_number_of_weights_and_text_shape(family: str, request: pytest.FixtureRequest) -> None:
+def test_diffusers_has_the_same_number_of_weights(family: str, request: pytest.FixtureRequest) -> None:
+    components = family_of(family).open(
+        training_settings(settings_of(request.getfixturevalue(FIXTURES[family]))), torch.float32
+    )
+    made = pipeline_module(family).make_modules(components)
+    for part, own in zip(made, (components.denoiser, components.vae), strict=True):
+        assert sum(p.numel() for p in part.parameters()) == sum(p.numel() for p in own.parameters())
+
+
+@pytest.mark.parametrize("family", OF_IMAGES)
+def test_diffusers_has_the_same_text_shape(family: str, request: pytest.FixtureRequest) -> None:
     settings = settings_of(request.getfixturevalue(FIXTURES[family]), "--scale", "4")
     (prompt,) = prompts_of(settings)
     ours, module, of_family = training_settings(settings), pipeline_module(family), family_of(family)
     components = of_family.open(ours, torch.float32).load()
-    made = module.make_modules(components)
-    for part, own in zip(made, (components.denoiser, components.vae), strict=True):
-        assert sum(p.numel() for p in part.parameters()) == sum(p.numel() for p in own.parameters())
     tokens = of_family.text.tokenize(components, of_family.text.prompt_captions(prompt), TextOptions.of(ours))
     with torch.no_grad():
         text = of_family.text.encode(components, tokens)
