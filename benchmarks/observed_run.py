@@ -36,8 +36,8 @@ class ObservedRun(Run):
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each step. The trainer's are those of the CPU, which runs up to two steps ahead of the GPU: where
-        steps are long, it is the arrival of each loss that tells when one ended."""
+        """Seconds of each step. The trainer's clock is the CPU's, which runs up to two steps ahead of the GPU: a long
+        step ends when its loss arrives."""
         seconds = super().steps
         if len(seconds) < 2 or min(seconds[1:]) < LONG:
             return seconds

@@ -87,7 +87,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 
 def sdxl_modules(vocabulary: int, widths: tuple[int, ...], text: tuple[int, ...]) -> dict[str, nn.Module]:
     """Return the modules. The first width is at least 64: with 32, each channel is a group of the 32 of GroupNorm,
-    which leaves nothing of its mean, so that the last layer could not tell the colour of a plain background."""
+    which leaves nothing of its mean, so that the last layer could not know the colour of a plain background."""
     first, second = text
     unet = tiny_sdxl.UNET | {
         "block_out_channels": widths,

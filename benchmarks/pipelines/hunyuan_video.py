@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"width": 832, "height": 480, "frames": 81, "scale": 1
 """Options of generating that all rows share."""
 SHIFT = 7.0
 GUIDANCE = 1000.0
-"""Guidance that a training step is told, multiplied by 1000 as the model reads it."""
+"""Guidance of a training step, multiplied by 1000 as the model reads it."""
 
 
 def make_transformer(params: HunyuanParams) -> Any:

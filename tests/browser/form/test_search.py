@@ -133,6 +133,6 @@ def test_who_uses_the_find_of_the_browser_learns_of_folded_panels(page: Any) -> 
     page.keyboard.press("Control+f")
     note = page.locator("#studio-toasts")
     expect(note).to_contain_text("does not see folded panels")
-    note.get_by_role("button").click()
+    note.get_by_role("button", name="Search all settings").click()
     expect(page.locator("#settings-search")).to_be_visible()
     page.keyboard.press("Escape")
