@@ -25,8 +25,8 @@ class WanModelOptions(OptionGroup, title="Wan model"):
         placeholder="/models/clip_vision_h.safetensors",
     )
     dit_high_noise: str | None = path_option(
-        "Wan 2.2's model for high noise, where the model is the one for low noise. A LoRA is trained on both, each at "
-        "its own noise levels, or on one of them if min_timestep and max_timestep leave no more. Samples use both.",
+        "Wan 2.2's model for high noise, where the model is the one for low noise. An adapter is trained on both, each "
+        "at its own noise levels, or on one of them if min_timestep and max_timestep leave no more. Samples use both.",
         label="High-noise model",
         placeholder="/models/wan2.2_t2v_high_noise_14B_fp16.safetensors",
     )
