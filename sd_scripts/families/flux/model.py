@@ -62,8 +62,8 @@ class FluxParams:
             mlp_width=shapes["double_blocks.0.img_mlp.0.weight"][0],
             text_width=shapes["txt_in.weight"][1],
             pooled_width=shapes["vector_in.in_layer.weight"][1],
-            double_blocks=count(shapes, r"double_blocks\.\d+\.img_attn\.norm\.query_norm\.scale"),
-            single_blocks=count(shapes, r"single_blocks\.\d+\.norm\.query_norm\.scale"),
+            double_blocks=count(shapes, r"double_blocks\.\d+\.img_attn\.qkv\.weight"),
+            single_blocks=count(shapes, r"single_blocks\.\d+\.linear1\.weight"),
             guidance="guidance_in.in_layer.weight" in shapes,
         )
 
