@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
+from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.documents import is_utf8
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunRow
@@ -73,6 +74,18 @@ def post(path: str, answer: Callable[[Request, Mapping[str, Any]], Any]) -> Rout
         return await run_in_threadpool(_respond, lambda: answer(request, body) or DONE)
 
     return Route(f"/studio/{path}", route, methods=["POST"])
+
+
+def writing(path: str, work: Callable[[Mapping[str, Any]], Any]) -> Route:
+    """Return a POST route for work with files: a problem with one of them is answered in a sentence."""
+
+    def answer(request: Request, body: Mapping[str, Any]) -> Any:
+        try:
+            return work(body)
+        except OSError as error:
+            raise ValueError(sentence_of(error)) from error
+
+    return post(path, answer)
 
 
 def value_problem(value: Any, name: str = "The request", depth: int = DEEPEST) -> str:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.editing.mask_routes import MaskPlaces
 from kohya_gui.dataset.editing.opened_set import OpenedSet, opened
-from kohya_gui.server.json_routes import post
-from sd_scripts.formats.disk import NotWritten
+from kohya_gui.server.json_routes import writing
 from sd_scripts.formats.editing.editor import ChangedOutside, Editor, TextEdit
 from sd_scripts.formats.editing.journal import Action, Author
 from sd_scripts.formats.editing.places import Place, read_places, text_of, version_of
@@ -285,13 +283,7 @@ def routes(editor: Editor, allowed_paths: AllowedPaths) -> list[Route]:
 
 
 def _post(path: str, work: Any) -> Route:
-    def answer(request: Request, body: Mapping[str, Any]) -> Any:
-        try:
-            return work(body) or {"unchanged": True}
-        except NotWritten as error:
-            raise ValueError(str(error)) from error
-
-    return post(path, answer)
+    return writing(path, lambda body: work(body) or {"unchanged": True})
 
 
 def _described(folder: Path) -> dict[str, Any]:

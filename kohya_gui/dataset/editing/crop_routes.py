@@ -12,8 +12,9 @@ from starlette.routing import Route
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.dataset_views import answered
 from kohya_gui.dataset.editing.in_use import run_using
-from kohya_gui.dataset.editing.mask_routes import MaskPlaces, written
+from kohya_gui.dataset.editing.mask_routes import MaskPlaces
 from kohya_gui.dataset.editing.opened_set import Source, opened
+from kohya_gui.server.json_routes import writing
 from kohya_gui.server.resident_process import ResidentProcess
 from sd_scripts.formats.editing.editor import Editor, FileEdit
 from sd_scripts.formats.editing.image_group import FolderFiles, moves_of_crop, staging_for
@@ -118,4 +119,4 @@ class CropPage:
 def routes(editor: Editor, queue: RunQueue, allowed_paths: AllowedPaths, process: ResidentProcess) -> list[Route]:
     """Return the route, for `launch(app_kwargs={"routes": ...})`."""
     page = CropPage(editor, queue, allowed_paths, process)
-    return [written("dataset/crop", page.crop)]
+    return [writing("dataset/crop", page.crop)]

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.dataset_views import answered
 from kohya_gui.dataset.editing.opened_set import OpenedSet, Source, opened
-from kohya_gui.server.json_routes import post
+from kohya_gui.server.json_routes import writing
 from kohya_gui.server.resident_process import ResidentProcess
-from sd_scripts.formats.disk import NotWritten, sentence_of
 from sd_scripts.formats.editing.editor import ChangedOutside, Editor, FileEdit
 from sd_scripts.formats.editing.journal import Action
 from sd_scripts.formats.editing.places import MISSING, Place, read_places, version_of
@@ -173,21 +171,7 @@ def routes(editor: Editor, allowed_paths: AllowedPaths, process: ResidentProcess
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
     page = MaskPage(editor, allowed_paths, process)
     return [
-        written("dataset/masks/read", page.read),
-        written("dataset/masks/write", page.write),
-        written("dataset/masks/fill", page.fill),
+        writing("dataset/masks/read", page.read),
+        writing("dataset/masks/write", page.write),
+        writing("dataset/masks/fill", page.fill),
     ]
-
-
-def written(path: str, work: Any) -> Route:
-    """Return a POST route whose problems with the disk are answered in one sentence."""
-
-    def answer(request: Request, body: Mapping[str, Any]) -> Any:
-        try:
-            return work(body)
-        except NotWritten as error:
-            raise ValueError(str(error)) from error
-        except OSError as error:
-            raise ValueError(sentence_of(error)) from error
-
-    return post(path, answer)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.editing.in_use import run_using
 from kohya_gui.dataset.editing.opened_set import OpenedSet, Source, opened
-from kohya_gui.server.json_routes import Answer, NotFound, get, post
+from kohya_gui.server.json_routes import Answer, NotFound, get, writing
 from sd_scripts.formats.disk import NotWritten, sentence_of
 from sd_scripts.formats.editing.dataset_toml import with_subset_value
 from sd_scripts.formats.editing.editor import Editor, TextEdit
@@ -252,29 +252,19 @@ def routes(editor: Editor, queue: RunQueue, allowed_paths: AllowedPaths) -> list
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
     page = SetPage(editor, queue, allowed_paths)
     return [
-        _post("dataset/files/move", page.move),
-        _post("dataset/files/remove", page.remove),
-        _post("dataset/files/trash", page.trash),
-        _post("dataset/files/put-back", page.put_back),
-        _post("dataset/files/empty-trash", page.empty),
-        _post("dataset/files/repeats", page.repeats),
-        _post("dataset/upload/begin", page.begin_upload),
-        _post("dataset/upload/finish", page.finish_upload),
-        _post("dataset/upload/discard", page.discard_upload),
+        writing("dataset/files/move", page.move),
+        writing("dataset/files/remove", page.remove),
+        writing("dataset/files/trash", page.trash),
+        writing("dataset/files/put-back", page.put_back),
+        writing("dataset/files/empty-trash", page.empty),
+        writing("dataset/files/repeats", page.repeats),
+        writing("dataset/upload/begin", page.begin_upload),
+        writing("dataset/upload/finish", page.finish_upload),
+        writing("dataset/upload/discard", page.discard_upload),
         Route("/studio/dataset/upload/file", page.receive, methods=["POST"]),
-        _post("dataset/export", page.export),
+        writing("dataset/export", page.export),
         get("dataset/export/{token}", page.exported),
     ]
-
-
-def _post(path: str, work: Any) -> Route:
-    def answer(request: Request, body: Mapping[str, Any]) -> Any:
-        try:
-            return work(body)
-        except OSError as error:
-            raise ValueError(sentence_of(error)) from error
-
-    return post(path, answer)
 
 
 def _require_text_files(source: Source) -> None:
