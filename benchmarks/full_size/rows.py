@@ -1,5 +1,6 @@
 """Options of the benchmark's rows that several families share."""
 
+from collections.abc import Mapping
 from typing import Any
 
 COMPILED = {"compile": True}
@@ -40,3 +41,28 @@ QUANTIZED: dict[str, dict[str, Any]] = {
     "nf4_checkpointing": COMPILED | CHECKPOINTING | {"quantize_base": "nf4", "quantize_text_encoders": "nf4"},
 }
 """Rows of a LoRA on frozen weights of 8 and 4 bits."""
+
+SMALL = COMPILED | CHECKPOINTING
+
+
+def video_options(recommended: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of all rows of a family of clips, by training method."""
+    lora = {"network_dim": 16, "network_alpha": 8.0, "network_train_unet_only": True, "learning_rate": 1e-4}
+    full = {"full_bf16": True, "learning_rate": 1e-5}
+    return {"lora": {**lora, **recommended}, "full": {**full, **recommended}}
+
+
+def video_rows(most: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the rows of a family of clips by training method and name; `most`: blocks that can be swapped."""
+    return {
+        "lora": {
+            "eager_checkpointing": CHECKPOINTING,
+            "compiled_checkpointing": SMALL,
+            "graphs_checkpointing": GRAPHS | CHECKPOINTING,
+            "fp8_base": SMALL | {"fp8_base": True},
+            "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},
+            "swap20": SMALL | {"blocks_to_swap": 20},
+            f"swap{most}_fp8": SMALL | {"blocks_to_swap": most, "fp8_base": True},
+        },
+        "full": {"fused": FUSED, "adafactor": ADAFACTOR, "adafactor_swap28": ADAFACTOR | {"blocks_to_swap": 28}},
+    }

@@ -1,12 +1,11 @@
 """Wan 2.1 T2V 14B with random weights, and the runs that the benchmark times with it."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.full_size.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
+from benchmarks.full_size.rows import video_options, video_rows
 from benchmarks.full_size.vocabulary import save_tokenizer
 from benchmarks.full_size.weights import random_weights, unknown
 from sd_scripts.families.common.components import VAE
@@ -20,30 +19,9 @@ from sd_scripts.testing.miniature import t5_tokenizer
 LAYERS: int = UMT5["num_layers"]
 SHORT_ENCODER = {"layers": 2}
 """Arguments of write_files for a text encoder that is written quickly."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    "lora": {
-        "network_dim": 16,
-        "network_alpha": 8.0,
-        "network_train_unet_only": True,
-        "learning_rate": 1e-4,
-        **RECOMMENDED,
-    },
-    "full": {"full_bf16": True, "learning_rate": 1e-5, **RECOMMENDED},
-}
+OPTIONS = video_options(RECOMMENDED)
 """Options of all rows, by training method."""
-SMALL = COMPILED | CHECKPOINTING
-ROWS: dict[str, dict[str, dict[str, Any]]] = {
-    "lora": {
-        "eager_checkpointing": CHECKPOINTING,
-        "compiled_checkpointing": SMALL,
-        "graphs_checkpointing": GRAPHS | CHECKPOINTING,
-        "fp8_base": SMALL | {"fp8_base": True},
-        "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},
-        "swap20": SMALL | {"blocks_to_swap": 20},
-        "swap36_fp8": SMALL | {"blocks_to_swap": 36, "fp8_base": True},
-    },
-    "full": {"fused": FUSED, "adafactor": ADAFACTOR, "adafactor_swap28": ADAFACTOR | {"blocks_to_swap": 28}},
-}
+ROWS = video_rows(36)
 """Rows of the benchmark by training method and name: the options that distinguish each."""
 
 
