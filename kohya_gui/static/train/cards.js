@@ -250,7 +250,7 @@ var TrainCards = (() => {
     sampled({ prompts }) {
       const tab = this.train.tab();
       const every = ["sample_every_n_epochs", "sample_every_n_steps"].filter((name) => text(Drafts.value(tab, name)));
-      const values = { prompts, typed_prompts: prompts };
+      const values = { prompts, typed_prompts: "" }; // a file that is opened then has its own
       if (prompts.trim() && !every.length) return { ...values, sample_every_n_epochs: "1" };
       return prompts.trim() ? values : { ...values, sample_every_n_epochs: "" };
     }

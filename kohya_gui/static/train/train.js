@@ -179,7 +179,7 @@ var Train = (() => {
     chips.replaceChildren(
       el("span", { class: "quiet" }, changes.length ? "Changed from the preset" : "Nothing is changed from the preset"),
       ...changes.map((change) => TrainParts.chip(change, put)),
-      button("+ Add a setting", add, { class: "link" }),
+      button("+ Add a setting", add, { class: "link", title: "Press / from anywhere", tabindex: -1 }), // "/" does the same, so it is no stop on the way to Start
     );
   };
   const watched = new WeakSet();
