@@ -24,7 +24,7 @@ def test_checkpoints_are_compared_from_the_form_to_the_grid(
     page.locator("#runs-button").click()
     page.locator(".history .run-link", has_text="compared").click()
     page.locator("#runs-run [data-action=checkpoints]").click()
-    dialog = page.locator("dialog.checkpoints")
+    dialog = page.get_by_role("dialog", name="Compare checkpoints")
     boxes = dialog.locator("fieldset input[type=checkbox]")
     expect(boxes).to_have_count(2)
     heights = dialog.locator(".checkpoints-form label:not(.tick, [hidden]) > :is(input, select)")
