@@ -28,7 +28,7 @@ var TrainCards = (() => {
       this.chosen = null; // whether a person folded or unfolded it
       this.line = el("span", { class: "train-line" });
       const toggle = () => {
-        this.chosen = !this.isOpen;
+        this.chosen = this.body.hidden; // what is seen: the press has already moved the focus into the card
         this.fold();
       };
       this.sign = el("i", { class: "train-sign", "aria-hidden": "true" });

@@ -143,6 +143,7 @@ def test_what_is_trained_is_a_choice_and_the_rest_stays(simple: Page, demo: Path
     if "Choose the folder" not in card(simple, "Images").inner_text():  # after the test before
         expect(images).to_have_attribute("aria-expanded", "false")
         images.click()
+        expect(images).to_have_attribute("aria-expanded", "true")
     enter(simple, "train_data_dir", flat)
     settled(simple)
     model = value(simple, "pretrained_model_name_or_path")
