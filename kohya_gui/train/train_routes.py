@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
+from kohya_gui.form import recognise
 from kohya_gui.form.configuration import families_of
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.form.presets import BASE_MODEL, KEPT_BY_PRESETS
@@ -49,13 +50,14 @@ def routes(allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks], process
 
 def described(body: Mapping[str, Any], allowed_paths: AllowedPaths, links: FieldLinks = NO_LINKS) -> dict[str, Any]:
     """Return the contents of the cards for a form's draft: the preset, the deviations from it, the lengths for the
-    images, the files of the model, and by card the problems that keep the run from starting. Raises ValueError for a
+    images, the files of the model and where they lie next to it, and by card the problems that keep the run from starting. Raises ValueError for a
     body that is not a form."""
     settings = settings_of(body)
     tab, family = str(body["tab"]), settings.script.family
     preset = starting_point(settings, tab, str(body.get("preset") or ""))
     outside = allowed_paths.problems_of(settings)
     images = None if outside else _images(settings)
+    model = str(settings.values()[BASE_MODEL] or "")
     problems = [Problem(*_split(each)) for each in outside] or preflight.problems(settings)
     return {
         "preset": preset.name if preset else "",
@@ -64,7 +66,12 @@ def described(body: Mapping[str, Any], allowed_paths: AllowedPaths, links: Field
         "lengths": {name: settings_for(images, seen) for name, seen in LENGTHS.items()} if images else {},
         "images": images and vars(images),
         "files": [
-            {"name": each.option, "title": each.title, "optional": each.optional}
+            {
+                "name": each.option,
+                "title": each.title,
+                "optional": each.optional,
+                "beside": str(recognise.part_beside(model, each.option, family, allowed_paths.holds) or ""),
+            }
             for each in card_of(family).files.separate_components
         ],
         "controls": "control_directory" in settings.options,

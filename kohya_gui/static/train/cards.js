@@ -207,12 +207,6 @@ var TrainCards = (() => {
       if (part) return `Choose the file of ${part.title}.`;
       return name === "pretrained_model_name_or_path" ? "Choose the file of the base model." : null;
     }
-
-    /** The files that the hint of the base model found next to it, by option. */
-    beside(tab) {
-      const found = document.querySelectorAll(`#${tab}-pretrained_model_name_or_path-hint [data-set]`);
-      return Object.fromEntries([...found].map(({ dataset }) => [dataset.set.slice(tab.length + 1), dataset.value]));
-    }
   }
 
   class HowCard extends Card {

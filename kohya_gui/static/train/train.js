@@ -88,14 +88,17 @@ var Train = (() => {
     isAsking = true;
     const asked = tab;
     const known = JSON.stringify(Drafts.draft(asked));
+    let isOfNow = false;
     try {
-      looks.set(asked, await send("train/look", { ...Plans.form(asked), preset: Drafts.draft(asked).preset }));
+      const look = await send("train/look", { ...Plans.form(asked), preset: Drafts.draft(asked).preset });
+      looks.set(asked, look);
+      isOfNow = JSON.stringify(Drafts.draft(asked)) === known;
     } catch {
       looks.delete(asked); // the live view reports a GUI that does not answer
     }
     isAsking = false;
     if (asked === tab) {
-      complete();
+      if (isOfNow) complete(); // what is missing in earlier settings is not missing in these
       render();
       fitOf(Drafts.draft(tab).family).then(render);
     }
@@ -112,9 +115,9 @@ var Train = (() => {
     const { look, value } = state();
     const values = look?.images?.flat && !value("num_repeats") ? { ...look.lengths.normal } : {};
     const base = `${tab} ${value("pretrained_model_name_or_path")}`;
-    const beside = Object.entries(model.beside(tab)).filter(([name]) => !value(name));
-    if (beside.length && !completed.has(base)) Object.assign(values, Object.fromEntries(beside));
-    if (beside.length) completed.add(base);
+    const found = (look?.files ?? []).filter(({ name, beside }) => beside && !value(name));
+    if (found.length && !completed.has(base)) for (const { name, beside } of found) values[name] = beside;
+    if (found.length) completed.add(base);
     if (Object.keys(values).length) put(values);
   };
   Drafts.onChange((changed) => {
@@ -183,7 +186,7 @@ var Train = (() => {
     );
   };
   const watched = new WeakSet();
-  const again = new MutationObserver(() => (complete(), render()));
+  const again = new MutationObserver(() => render());
   const watchHints = () => {
     for (const hint of paneOf(tab)?.querySelectorAll(".settings .found") ?? [])
       if (!watched.has(hint)) watched.add(hint), again.observe(hint, { childList: true, subtree: true });

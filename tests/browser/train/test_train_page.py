@@ -168,8 +168,8 @@ def test_the_view_is_remembered_and_fits_every_width(simple: Page) -> None:
     simple.reload()
     expect(simple.locator(".columns > .train")).to_be_visible()
     settled(simple)
-    for card in simple.locator('.train-head[aria-expanded="false"]').all():
-        card.click()
+    for title in ("Images", "Model", "How"):
+        unfold(simple, title)
     for width in WIDTHS:
         simple.set_viewport_size({"width": width, "height": 1000})
         simple.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
