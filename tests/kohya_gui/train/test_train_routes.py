@@ -66,9 +66,13 @@ def test_a_family_lists_the_files_that_it_needs_and_the_methods_that_train_it() 
 def test_files_next_to_the_base_model_are_named_unless_they_lie_outside(flux_miniature: Any) -> None:
     files = {name: str(path) for name, path in flux_miniature.files.items()}
     model = files["pretrained_model_name_or_path"]
-    beside = {each["name"]: each["beside"] for each in look(family="flux", pretrained_model_name_or_path=model)["files"]}
+    beside = {
+        each["name"]: each["beside"] for each in look(family="flux", pretrained_model_name_or_path=model)["files"]
+    }
     assert beside == {name: files[name] for name in beside}
-    elsewhere = look(family="flux", allowed=AllowedPaths.within([Path("/elsewhere")]), pretrained_model_name_or_path=model)
+    elsewhere = look(
+        family="flux", allowed=AllowedPaths.within([Path("/elsewhere")]), pretrained_model_name_or_path=model
+    )
     assert not any(each["beside"] for each in elsewhere["files"])
 
 
