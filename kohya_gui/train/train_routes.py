@@ -50,8 +50,8 @@ def routes(allowed_paths: AllowedPaths, links: Mapping[str, FieldLinks], process
 
 def described(body: Mapping[str, Any], allowed_paths: AllowedPaths, links: FieldLinks = NO_LINKS) -> dict[str, Any]:
     """Return the contents of the cards for a form's draft: the preset, the deviations from it, the lengths for the
-    images, the files of the model and where they lie next to it, and by card the problems that keep the run from starting. Raises ValueError for a
-    body that is not a form."""
+    images, the files of the model, with those that lie next to it, and by card the problems that keep the run from
+    starting. Raises ValueError for a body that is not a form."""
     settings = settings_of(body)
     tab, family = str(body["tab"]), settings.script.family
     preset = starting_point(settings, tab, str(body.get("preset") or ""))
