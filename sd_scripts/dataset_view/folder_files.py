@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,13 +115,13 @@ def folders_below(root: Path) -> list[Path]:
     return [folder for folder in (root, *inner) if files_of(folder)]
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Return the images of a folder, of all kinds, clips, and links to images, sorted by name."""
+def files_of(folder: Path, *, besides: Collection[str] = ()) -> list[Path]:
+    """Return the images of a folder, of all kinds, clips, and links to images, sorted by name, except the paths in
+    `besides`."""
     with contextlib.suppress(OSError):
-        names = (
-            name for name in os.listdir(folder) if has_suffix(name, IMAGE_SUFFIXES | UNREAD_IMAGES | CLIP_SUFFIXES)
-        )
-        return [folder / name for name in sorted(names, key=os.path.normcase)]
+        names = (name for name in os.listdir(folder) if has_suffix(name, SHOWN))
+        others = (name for name in names if os.path.join(folder, name) not in besides)
+        return [folder / name for name in sorted(others, key=os.path.normcase)]
     return []
 
 

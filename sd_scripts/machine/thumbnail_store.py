@@ -59,8 +59,8 @@ def measures_of(keys: Iterable[str]) -> dict[str, Measures]:
         for start in range(0, len(wanted), AT_ONCE):
             chunk = wanted[start : start + AT_ONCE]
             marks = ",".join("?" * len(chunk))
-            for key, text in db.execute(f"SELECT key, measures FROM images WHERE key IN ({marks})", chunk):
-                values = json.loads(text)
+            rows = db.execute(f"SELECT key, measures FROM images WHERE key IN ({marks})", chunk).fetchall()
+            for (key, _), values in zip(rows, json.loads(f"[{','.join(text for _, text in rows)}]"), strict=True):
                 found[key] = Measures(**{**values, "bars": tuple(values["bars"])})
 
     if wanted:

@@ -76,8 +76,8 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
 
 def has_suffix(name: str, suffixes: Collection[str]) -> bool:
     """Return whether a file name has one of these extensions, in any case."""
-    name = name.lower()
-    return name.endswith(tuple(suffixes)) and name not in suffixes  # .png is a hidden file without an extension
+    stem, _, ending = name.lower().rpartition(".")
+    return bool(stem) and f".{ending}" in suffixes  # .png is a hidden file without an extension
 
 
 def each_image(folder: Path, *, recursive: bool = False, suffixes: Collection[str] = IMAGE_SUFFIXES) -> Iterator[Path]:
