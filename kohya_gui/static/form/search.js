@@ -227,8 +227,8 @@
   // Showing a setting in its form
 
   const frame = (field) => {
-    field.classList.add("framed");
-    setTimeout(() => field.classList.remove("framed"), FRAMED);
+    field.classList.add("found-setting");
+    setTimeout(() => field.classList.remove("found-setting"), FRAMED);
   };
   const showInForm = async (entry) => {
     dialog.close();
