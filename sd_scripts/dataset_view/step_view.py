@@ -106,7 +106,7 @@ def _sample(item: Item, batch: Batch, row: int, listings: Listings) -> Mapping[s
     mask = None
     if batch.mask is not None:
         mask = _png(batch.mask[row, 0].mul(255).round().to(torch.uint8).numpy())
-    links = listings[item.path.parent].facts(item.path, item.size)["links"]
+    links = listings.next_to(item.path).facts(item.path, item.size)["links"]
     return {
         "path": str(item.path),
         "links": [*links, *([os.path.realpath(item.mask)] if item.mask else [])],

@@ -19,7 +19,7 @@ from sd_scripts.formats.documents import name_problem
 from sd_scripts.formats.editing.journal import Move
 from sd_scripts.formats.editing.moving import TRASH
 from sd_scripts.formats.images.caption_files import ANY_IMAGES, CAPTION_ENDINGS
-from sd_scripts.formats.images.folder_names import dotted
+from sd_scripts.formats.images.folder_names import MASKS, dotted, numbered
 from sd_scripts.formats.images.image_files import TRAINED, open_image
 from sd_scripts.formats.images.image_folders import has_suffix, is_readable
 from sd_scripts.formats.words import some
@@ -110,6 +110,8 @@ class Incoming:
             return f"is more than {DEEPEST - 1} folders deep"
         if any(part.startswith(".") or part == "__MACOSX" for part in parts):
             return "is a hidden file"
+        if MASKS in parts[:-1]:
+            return f"is a mask; put it into the folder {MASKS!r} next to the folder of the images"
         if any(RESERVED.fullmatch(part) or part != part.rstrip(". ") for part in parts):
             return "Windows cannot have a file of this name; rename it"
         suffix = PurePosixPath(name).suffix.lower()
@@ -139,17 +141,27 @@ class Incoming:
     def _place_together(self, files: list[Path], received: Received) -> None:
         """Add the moves of the files of one name: they stay together if the name is taken."""
         usable = [file for file in files if not self._is_broken(file, received)]
-        targets = {file: self._folder / file.relative_to(self._place) for file in usable}
+        targets = {file: self._home(file) for file in usable}
         new = {file: target for file, target in targets.items() if not _same(file, target)}
         received.present += [file.name for file in targets if file not in new]
         number = 1
         chosen = new
-        while any(os.path.lexists(target) for target in chosen.values()):
+        taken = {move.target for move in received.moves}
+        while any(target in taken or os.path.lexists(target) for target in chosen.values()):
             number += 1
             chosen = {file: _numbered(target, number) for file, target in new.items()}
         if number > 1:
             received.renamed += [target.name for target in chosen.values()]
         received.moves += [Move(source=file, target=target) for file, target in chosen.items()]
+
+    def _home(self, file: Path) -> Path:
+        """Return where a file goes: into the folder, where training reads it, whatever folders it came in; a folder
+        like 10_cat stays one of its own, unless the folder is one itself."""
+        sent = file.relative_to(self._place)
+        concepts = [place for place, name in enumerate(sent.parent.parts) if numbered(name)]
+        if concepts and not numbered(self._folder.name):
+            return self._folder.joinpath(*sent.parts[concepts[0] : concepts[0] + 1], sent.name)
+        return self._folder / sent.name
 
     def _is_broken(self, file: Path, received: Received) -> bool:
         if not is_readable(file):

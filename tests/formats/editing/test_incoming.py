@@ -42,7 +42,7 @@ def test_images_captions_and_archives_arrive_and_an_undo_removes_them(dataset: D
     before = dataset.names()
     packed = archive(**{"sub/z.png": image_bytes(9), "sub/z.txt": b"zoo", "__MACOSX/._z.png": b"", "read.me": b"?"})
     received = arrived(dataset, {"n.png": image_bytes(), "n.txt": b"new", "more.zip": packed})
-    assert dataset.names() == sorted([*before, "n.png", "n.txt", "sub/z.png", "sub/z.txt"])
+    assert dataset.names() == sorted([*before, "n.png", "n.txt", "z.png", "z.txt"])
     assert received.images == 2
     assert received.skipped == ["read.me: is neither an image nor a caption"]
     dataset.editor.undo(dataset.scope)
@@ -57,6 +57,23 @@ def test_a_taken_name_gets_a_number_and_its_caption_too(dataset: Dataset) -> Non
     assert received.present == ["b.txt"]
     assert dataset.captions()["a"] == "cat, sofa"
     assert dataset.captions()["a (2)"] == "different"
+
+
+def test_images_of_several_folders_arrive_where_training_reads_them(dataset: Dataset) -> None:
+    before = dataset.names()
+    files = {"x/n.png": image_bytes(1), "x/n.txt": b"one", "y/n.png": image_bytes(2), "y/n.txt": b"two"}
+    packed = archive(**{"set/masks/10_cat/n.png": image_bytes()})
+    received = arrived(dataset, {**files, "20_dog/n.png": image_bytes(3), "set.zip": packed})
+    new = ["n.png", "n (2).png", "n (2).txt", "n (3).png", "n (3).txt"]
+    assert dataset.names() == sorted([*before, *new])
+    assert [dataset.captions()[name] for name in ("n (2)", "n (3)")] == ["one", "two"]
+    assert "is a mask; put it into the folder 'masks'" in received.skipped[0]
+    root = dataset.folder.parent / "all"
+    root.mkdir()
+    sent = Incoming(root, Incoming.new_batch())
+    with sent.file("set/20_dog/n.png", 0) as sink:
+        sink.write(image_bytes())
+    assert [move.target for move in sent.finish().moves] == [root / "20_dog" / "n.png"]
 
 
 @pytest.mark.parametrize(
