@@ -18,7 +18,7 @@ from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.runs.plan_card import settings_of
 from kohya_gui.server.json_routes import NotFound
 from kohya_gui.server.resident_process import ResidentProcess
-from sd_scripts.machine.thumbnail_store import measures_of, thumbnail
+from sd_scripts.machine.thumbnail_store import Measures, measures_of, thumbnail
 from sd_scripts.options.generating.regularisation import MOST_IMAGES
 from sd_scripts.settings.settings import Settings
 
@@ -85,7 +85,7 @@ class DatasetViews:
         waiting = dict.fromkeys(key for key in readable if key not in measures)
         view = View(id=secrets.token_hex(8), paths=paths, masks=masks, waiting=waiting)
         self.add(view)
-        found = {key: vars(each) for key, each in measures.items()}
+        found = {key: shown(each) for key, each in measures.items()}
         more = {"measures": found, "waiting": len(view.waiting), "train": to_train(body, settings, answer)}
         return {**answer, "images": images, "view": view.id, **more}
 
@@ -234,6 +234,11 @@ class DatasetViews:
         if all(self._allowed_paths.holds(Path(link)) for link in (sample["path"], *sample["links"])):
             return sample
         return {**sample, "image": None, "mask": None, "caption": OUTSIDE, "written": ""}
+
+
+def shown(measures: Measures) -> dict[str, Any]:
+    """Return what the page shows of an image's measurements."""
+    return {"digest": measures.digest, "sharpness": measures.sharpness, "bars": measures.bars}
 
 
 def folder_beside(train_data_dir: str) -> str:

@@ -27,6 +27,12 @@ DARK = 24
 """Brightest value of a bar's pixels; JPEG makes black a little brighter."""
 THINNEST_BAR, WIDEST_BAR = 0.015, 0.45
 """Shares of a side between which a black edge is a bar."""
+COLOURS = 4
+"""Cells of an image whose colours are compared, across and down."""
+MOST_COLOUR = 32
+"""Of 255: by how much a cell's red, green or blue may differ where images look alike."""
+BITS = 16
+"""Bytes of a likeness before its colours."""
 Grey = NDArray[np.uint8]
 
 
@@ -36,7 +42,10 @@ def look_at(path: Path) -> tuple[bytes, Measures]:
     pixels = shrunk(_decoded(path), MEASURED_SIDE)
     grey: Grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.uint8, copy=False)
     measures = Measures(
-        digest=digest_of(path), likeness=likeness(grey), sharpness=round(sharpness(grey), 1), bars=black_bars(grey)
+        digest=digest_of(path),
+        likeness=likeness(pixels, grey),
+        sharpness=round(sharpness(grey), 1),
+        bars=black_bars(grey),
     )
     return as_jpeg(shrunk(pixels, THUMBNAIL_SIDE), 82), measures
 
@@ -60,34 +69,38 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def likeness(grey: Grey) -> str:
-    """Return 128 bits: which of two neighbouring cells of an 8x8 grid is brighter, across and down."""
+def likeness(pixels: Pixels, grey: Grey) -> str:
+    """Return what images that look alike have nearly in common: 128 bits, which of two neighbouring cells of an 8x8
+    grid is brighter, across and down, and the colours of a 4x4 grid. Of a plain picture most of the bits are of its
+    background, and say nothing of what is in it, nor of its colour."""
     cells = cv2.resize(grey, (9, 9), interpolation=cv2.INTER_AREA).astype(np.int16)
     across, down = cells[:8, 1:] > cells[:8, :-1], cells[1:, :8] > cells[:-1, :8]
-    return np.packbits(np.concatenate([across, down]).ravel()).tobytes().hex()
+    bits = np.packbits(np.concatenate([across, down]).ravel())
+    colours = cv2.resize(pixels, (COLOURS, COLOURS), interpolation=cv2.INTER_AREA).astype(np.uint8)
+    return bits.tobytes().hex() + colours.tobytes().hex()
 
 
 def alike(likenesses: Sequence[str], distance: int) -> list[list[int]]:
-    """Return groups of indices: in a group each has another from which it differs in at most `distance` bits."""
+    """Return groups of indices: in a group all differ from one of them in at most `distance` bits, and little in
+    colour. The first groups are those of images that have most others like them."""
     if len(likenesses) < 2:
         return []
-    bits = np.array([list(bytes.fromhex(each)) for each in likenesses], dtype=np.uint8).view(np.uint64)
-    owner = list(range(len(bits)))
-
-    def root(index: int) -> int:
-        while owner[index] != index:
-            owner[index] = owner[owner[index]]
-            index = owner[index]
-        return index
-
+    seen = np.array([list(bytes.fromhex(each)) for each in likenesses], dtype=np.uint8)
+    bits, colours = np.ascontiguousarray(seen[:, :BITS]).view(np.uint64), seen[:, BITS:].astype(np.int16)
+    near: list[list[int]] = [[] for _ in likenesses]
     for index in range(len(bits) - 1):
         apart = np.bitwise_count(bits[index + 1 :] ^ bits[index]).sum(axis=1)
-        for other in np.flatnonzero(apart <= distance) + index + 1:
-            owner[root(int(other))] = root(index)
-    groups: dict[int, list[int]] = {}
-    for index in range(len(bits)):
-        groups.setdefault(root(index), []).append(index)
-    return [group for group in groups.values() if len(group) > 1]
+        others = np.flatnonzero(apart <= distance) + index + 1
+        for other in others[np.abs(colours[others] - colours[index]).max(axis=1) <= MOST_COLOUR]:
+            near[index].append(int(other))
+            near[int(other)].append(index)
+    groups, grouped = [], np.zeros(len(bits), dtype=bool)
+    for index in sorted(range(len(bits)), key=lambda each: -len(near[each])):
+        group = [each for each in (index, *near[index]) if not grouped[each]]
+        if not grouped[index] and len(group) > 1:
+            grouped[group] = True
+            groups.append(sorted(group))
+    return sorted(groups)
 
 
 def sharpness(grey: Grey) -> float:

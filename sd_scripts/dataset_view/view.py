@@ -19,7 +19,14 @@ from sd_scripts.data.plan.items import Item
 from sd_scripts.data.sources.images import Augmentation, UnreadableImage, is_too_elongated, place_of
 from sd_scripts.data.sources.masks import MaskFacts, mask_facts
 from sd_scripts.dataset_view.crops import frames_of, rules_of
-from sd_scripts.dataset_view.folder_files import FolderFiles, files_of, folders_below, why_left_out
+from sd_scripts.dataset_view.folder_files import (
+    NO_PLUGIN,
+    NOT_READ,
+    FolderFiles,
+    files_of,
+    folders_below,
+    why_left_out,
+)
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.mask_files import find_masks, usual_root
 from sd_scripts.machine import garbage_collection
@@ -49,6 +56,8 @@ class ShownImage:
     """`trained`, `regularisation`, `validation`, or `left out`."""
     why: str = ""
     """Why it is left out."""
+    is_foreign: bool = False
+    """Whether it is left out for its format, which the image tools convert."""
     dataset: int = 0
     frames: int = 0
     """Of a part of a clip; 0: it is an image."""
@@ -296,6 +305,7 @@ def _left_out(path: Path, why: str, item: Item | None, files: FolderFiles) -> Sh
         **(crop_facts(path, item.size, item.fit) if item else {}),
         role="left out",
         size=size,
+        is_foreign=reason in (NOT_READ, NO_PLUGIN),
         why=reason or problem or why or "the plan of the run leaves it out; see the notes",
         caption=caption,
         captioned=path in files.captions,

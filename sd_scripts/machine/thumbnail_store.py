@@ -16,7 +16,7 @@ from pathlib import Path
 from sd_scripts.formats.private import private_file, private_folder
 from sd_scripts.runs.store import store_path
 
-VERSION = 1
+VERSION = 2
 """Part of every key: incremented when thumbnails or measurements are made differently."""
 LARGEST = 100_000
 """Images whose thumbnails are kept, the newest ones: about 1 GB."""
@@ -32,7 +32,7 @@ class Measures:
     digest: str
     """Of the bytes of the file: equal for exact copies."""
     likeness: str
-    """128 bits as hexadecimal digits; few differ between images that look alike."""
+    """128 bits and 16 colours as hexadecimal digits; little differs between images that look alike."""
     sharpness: float
     """Variance of the Laplacian of the grey image with a longer side of at most 512 pixels; low if it is blurred."""
     bars: tuple[float, float, float, float]

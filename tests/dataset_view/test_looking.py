@@ -102,5 +102,22 @@ def test_near_duplicates_are_grouped_and_others_are_not(tmp_path: Path) -> None:
     assert len({each.digest for each in measures}) == len(measures)
 
 
+def test_plain_pictures_of_different_things_are_not_alike(tmp_path: Path) -> None:
+    def drawn(name: str, colour: tuple[int, int, int], centre: tuple[int, int], side: int = 300) -> str:
+        pixels = np.full((300, 300, 3), 240, dtype=np.uint8)
+        cv2.circle(pixels, centre, 50, colour, -1)
+        Image.fromarray(pixels).resize((side, side)).save(tmp_path / name)
+        return look_at(tmp_path / name)[1].likeness
+
+    red, place = (214, 66, 56), (120, 160)
+    seen = [drawn("a.png", red, place), drawn("b.png", (63, 108, 214), place), drawn("c.jpg", red, place, 180)]
+    assert alike([*seen, drawn("d.png", red, (190, 110))], 10) == [[0, 2]]
+
+
+def test_a_group_has_no_image_that_only_resembles_one_that_resembles_the_others() -> None:
+    chain = [f"{(1 << bits) - 1:032x}" + "00" * 48 for bits in (0, 8, 16, 24, 32)]
+    assert alike(chain, 10) == [[0, 1, 2], [3, 4]]
+
+
 def test_no_and_one_image_are_alone() -> None:
     assert (alike([], 10), alike(["00" * 16], 10)) == ([], [])

@@ -35,7 +35,8 @@ var Marks = (() => {
   /** Name of a mark -> [words, what it means, image -> whether it has it]. */
   const ALL = {
     leftout: ["left out", "Training does not read these", (image) => image.role === "left out"],
-    broken: ["broken", "Cannot be decoded", (image) => Boolean(image.problem) || (image.role === "left out" && !image.size)],
+    foreign: ["other format", "Training does not read this kind of image; Image tools… converts copies", (image) => image.is_foreign],
+    broken: ["broken", "Cannot be decoded", (image) => Boolean(image.problem) || (image.role === "left out" && !image.size && !image.is_foreign)],
     uncaptioned: ["no caption", "Without a caption file", (image) => isRead(image) && !image.captioned && image.role !== "regularisation"],
     empty: ["empty caption", "The caption file is empty", (image) => image.captioned && !image.caption.trim()],
     small: ["too small", "Enlarged a lot to fill the bucket", (image) => over(enlargement(image), limits.enlarged)],

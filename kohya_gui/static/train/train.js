@@ -98,7 +98,7 @@ var Train = (() => {
     }
     isAsking = false;
     if (asked === tab) {
-      if (isOfNow) complete(); // what is missing in earlier settings is not missing in these
+      if (isOfNow) complete(); // earlier settings say nothing about these
       render();
       fitOf(Drafts.draft(tab).family).then(render);
     }
