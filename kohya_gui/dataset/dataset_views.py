@@ -18,6 +18,7 @@ from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.runs.plan_card import settings_of
 from kohya_gui.server.json_routes import NotFound
 from kohya_gui.server.resident_process import ResidentProcess
+from sd_scripts.formats.images.mask_files import usual_root
 from sd_scripts.machine.thumbnail_store import Measures, measures_of, thumbnail
 from sd_scripts.options.generating.regularisation import MOST_IMAGES
 from sd_scripts.settings.settings import Settings
@@ -237,7 +238,7 @@ class DatasetViews:
 
 
 def shown(measures: Measures) -> dict[str, Any]:
-    """Return what the page shows of an image's measurements."""
+    """Return the measurements of an image that the page uses."""
     return {"digest": measures.digest, "sharpness": measures.sharpness, "bars": measures.bars}
 
 
@@ -248,10 +249,25 @@ def folder_beside(train_data_dir: str) -> str:
 
 
 def to_train(body: Mapping[str, Any], opened: Settings, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with which the form trains on the dataset that is shown, as far as it has others."""
-    shown = {**opened.values(), "num_repeats": answer["num_repeats"]}
+    """Return the values with which the form trains on the dataset that is shown, as far as it has others; on its masks
+    too, if each image has one."""
+    shown = {**opened.values(), "num_repeats": answer["num_repeats"], **_masked(opened, answer)}
     form = settings_of(body).values()
-    return {name: shown[name] for name in (*SOURCES, "num_repeats") if shown[name] != form[name]}
+    names = (*SOURCES, "num_repeats", "conditioning_data_dir", "masked_loss")
+    return {name: shown[name] for name in names if shown[name] != form[name]}
+
+
+def _masked(opened: Settings, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that train on the masks of a folder, if each of its images has one in the usual place."""
+    values = opened.values()
+    trained = [image for image in answer["images"] if image["role"] in ("trained", "validation")]
+    roots = {usual_root(Path(image["path"]).parent) for image in trained}
+    in_folder = values["train_data_dir"] and not (values["dataset_config"] or values.get("in_json"))
+    if not in_folder or len(roots) != 1 or values["conditioning_data_dir"] or values["alpha_mask"]:
+        return {}
+    if not all(image["mask_key"] and not image["mask_problem"] for image in trained):
+        return {}
+    return {"conditioning_data_dir": str(roots.pop()), "masked_loss": True}
 
 
 def _is_size(value: Any) -> bool:

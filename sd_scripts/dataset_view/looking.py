@@ -70,9 +70,8 @@ def digest_of(path: Path) -> str:
 
 
 def likeness(pixels: Pixels, grey: Grey) -> str:
-    """Return what images that look alike have nearly in common: 128 bits, which of two neighbouring cells of an 8x8
-    grid is brighter, across and down, and the colours of a 4x4 grid. Of a plain picture most of the bits are of its
-    background, and say nothing of what is in it, nor of its colour."""
+    """Return 128 bits, for which of two neighbouring cells of an 8x8 grid is brighter, across and down, and the colours
+    of a 4x4 grid: in an image with a plain background most bits depend on the background alone."""
     cells = cv2.resize(grey, (9, 9), interpolation=cv2.INTER_AREA).astype(np.int16)
     across, down = cells[:8, 1:] > cells[:8, :-1], cells[1:, :8] > cells[:-1, :8]
     bits = np.packbits(np.concatenate([across, down]).ravel())
@@ -81,8 +80,8 @@ def likeness(pixels: Pixels, grey: Grey) -> str:
 
 
 def alike(likenesses: Sequence[str], distance: int) -> list[list[int]]:
-    """Return groups of indices: in a group all differ from one of them in at most `distance` bits, and little in
-    colour. The first groups are those of images that have most others like them."""
+    """Return groups of indices: all of a group differ from one of them in at most `distance` bits, and little in
+    colour. An image that resembles two is in the group of the one that more images resemble."""
     if len(likenesses) < 2:
         return []
     seen = np.array([list(bytes.fromhex(each)) for each in likenesses], dtype=np.uint8)

@@ -102,7 +102,7 @@ def test_near_duplicates_are_grouped_and_others_are_not(tmp_path: Path) -> None:
     assert len({each.digest for each in measures}) == len(measures)
 
 
-def test_plain_pictures_of_different_things_are_not_alike(tmp_path: Path) -> None:
+def test_images_of_different_things_on_a_plain_background_are_not_alike(tmp_path: Path) -> None:
     def drawn(name: str, colour: tuple[int, int, int], centre: tuple[int, int], side: int = 300) -> str:
         pixels = np.full((300, 300, 3), 240, dtype=np.uint8)
         cv2.circle(pixels, centre, 50, colour, -1)

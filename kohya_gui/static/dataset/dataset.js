@@ -368,15 +368,19 @@ Studio.dataset = (() => {
   /** Set the training form to this dataset, and lead to Start. */
   const train = async () => {
     const { tab } = place;
-    for (const [name, value] of Object.entries(data.train)) await Fields.set(tab, name, value ?? "");
+    const values = Object.fromEntries(Object.entries(data.train).map(([name, value]) => [name, typeof value === "number" ? String(value) : value ?? ""]));
+    const name = TrainParts.resultOf(place.folder);
+    if (!TrainParts.text(Drafts.value(tab, "output_name")) && name) values.output_name = name;
     Studio.goTo(tab);
+    await Studio.until(() => !Object.keys(values).length || Drafts.put(tab, values));
     const start = await Studio.until(() => document.querySelector(`#${tab}-start`));
     start?.scrollIntoView({ block: "center" });
     start?.focus({ preventScroll: true });
   };
   const caption = () => {
-    const chosen = selection();
-    Studio.caption(place.folder, chosen.length ? chosen : [...new Set((data?.images ?? []).map(({ path }) => path))]);
+    const chosen = new Set(selection());
+    const readable = (data?.images ?? []).filter(({ path, size }) => size && (!chosen.size || chosen.has(path)));
+    Studio.caption(place.folder, [...new Set(readable.map(({ path }) => path))]);
   };
   const showMasks = () => {
     if (localStorage.getItem(HIDDEN)) localStorage.removeItem(HIDDEN);

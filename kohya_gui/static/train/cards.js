@@ -2,7 +2,7 @@
 // nothing is missing.
 var TrainCards = (() => {
   const { el, button, select, send, url } = Studio;
-  const { Field, Choices, text } = TrainParts;
+  const { Field, Choices, nameOf, text } = TrainParts;
   const LENGTHS = [
     ["quick", "Quick", "A first look: about 500 images, repeats included"],
     ["normal", "Normal", "About 1,500 images, repeats included: usual for a LoRA"],
@@ -16,7 +16,6 @@ var TrainCards = (() => {
   ];
   const STRIP = 12; // thumbnails in the first card
   const LONGEST = 310_000; // ms, a little more than the server gives itself
-  const nameOf = (path) => text(path).split(/[\\/]/).filter(Boolean).pop() ?? "";
   const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
   const counted = (number, word) => `${Number(number).toLocaleString("en")} ${word}${Number(number) === 1 ? "" : "s"}`;
 
@@ -105,7 +104,7 @@ var TrainCards = (() => {
     /** The name of the result, after the folder, if it has none yet. */
     named({ train_data_dir: folder }) {
       if (text(Drafts.value(this.train.tab(), "output_name"))) return {};
-      const name = nameOf(folder).replace(/^\d+_/, "").trim().replace(/[^\p{L}\p{N}.-]+/gu, "_");
+      const name = TrainParts.resultOf(folder);
       return name ? { output_name: name } : {};
     }
 

@@ -2,6 +2,9 @@
 var TrainParts = (() => {
   const { el, button, select } = Studio;
   const text = (value) => String(value ?? "");
+  const nameOf = (path) => text(path).split(/[\\/]/).filter(Boolean).pop() ?? "";
+  /** The name of what is trained on a folder: the folder's, without its repeats. */
+  const resultOf = (folder) => nameOf(folder).replace(/^\d+_/, "").replace(/\.(toml|jsonl?)$/i, "").trim().replace(/[^\p{L}\p{N}.-]+/gu, "_");
 
   /** A text field of an option. It shows the form's value unless somebody is typing in it. */
   class Field {
@@ -94,5 +97,5 @@ var TrainParts = (() => {
     return element;
   };
 
-  return { Field, Choices, chip, text };
+  return { Field, Choices, chip, nameOf, resultOf, text };
 })();

@@ -98,7 +98,7 @@ var Train = (() => {
     }
     isAsking = false;
     if (asked === tab) {
-      if (isOfNow) complete(); // earlier settings say nothing about these
+      if (isOfNow) complete(); // not for settings that have changed since
       render();
       fitOf(Drafts.draft(tab).family).then(render);
     }

@@ -128,6 +128,7 @@ def test_the_tab_leads_to_training_on_what_it_shows(dataset: Any, photos: Path) 
     dataset.locator("#dataset-train").press("Enter")
     dataset.wait_for_function("document.activeElement.id === 'lora-start'")
     expect(dataset.locator("#lora-train_data_dir :is(input, textarea)")).to_have_value(str(photos / "2_cat"))
+    assert dataset.evaluate("Drafts.value('lora', 'output_name')") == "cat"
     dataset.locator("#lora-reg_data_dir a[href$='#make-images']").press("Enter")
     dialog = dataset.locator("dialog.regularisation[open]")
     expect(dialog.locator("li").first).to_contain_text("cat: ")

@@ -155,6 +155,22 @@ def test_a_dataset_file_is_opened(page: TestClient, allowed: Path) -> None:
     assert by_name(opened(page, config))["00.png"]["repeats"] == 5
 
 
+def test_a_training_on_the_images_takes_their_masks_once_all_have_one(page: TestClient, allowed: Path) -> None:
+    folder = allowed / "masked" / "2_cat"
+    make_folder(folder, [(64, 64)] * 2)
+    masks = folder.parent / "masks"
+    make_image(masks / "2_cat" / "00.png")
+    assert opened(page, folder.parent)["train"] == {"train_data_dir": str(folder.parent)}
+    make_image(masks / "2_cat" / "01.png")
+    view = opened(page, folder.parent)
+    used = {"conditioning_data_dir": str(masks), "masked_loss": True}
+    assert view["train"] == {"train_data_dir": str(folder.parent), **used}
+    form_of = form(folder=str(folder.parent))
+    form_of["values"] |= view["train"]
+    again = page.post("/studio/dataset/open", json=form_of).json()
+    assert ([image["mask"] for image in again["images"]], again["train"]) == ([True, True], {})
+
+
 def test_a_step_shows_no_image_from_outside(page: TestClient, allowed: Path) -> None:
     for number in range(1, 5):
         step = page.post(
