@@ -17,7 +17,7 @@ var EpochSum = (() => {
     const shown = parts.length > 4 ? [...parts.slice(0, 4), `${parts.length - 4} more folders`] : parts;
     const steps = sum.steps_per_epoch ? `${counted(sum.steps_per_epoch, "step")}${gather.length ? ` (${gather.join(", ")})` : ""}` : "no full batch";
     const whole = sum.steps === sum.steps_per_epoch * sum.epochs;
-    const run = !sum.steps ? "" : whole ? ` × ${counted(sum.epochs, "epoch")} = ${counted(sum.steps, "step")}` : `; ${counted(sum.steps, "step")} are ${(sum.steps / sum.steps_per_epoch).toFixed(1)} epochs`;
+    const run = !sum.steps ? "" : whole ? ` × ${counted(sum.epochs, "epoch")} = ${counted(sum.steps, "step")}` : `; ${counted(sum.steps, "step")} are ${Number((sum.steps / sum.steps_per_epoch).toPrecision(2))} epochs`;
     return `${shown.join(" + ")} = ${number(sum.per_epoch)} / ${size} = ${steps}${run}`;
   };
 

@@ -49,7 +49,7 @@ var StepView = (() => {
       "figure",
       {},
       image ? img(`data:image/png;base64,${image}`, `${name} as this step sees it`) : el("p", { class: "cell-broken" }, "It cannot be shown."),
-      mask ? img(`data:image/png;base64,${mask}`, `Mask of ${name}`, { class: "step-mask" }) : null,
+      mask ? el("div", { class: "quiet" }, "Mask: white is trained", img(`data:image/png;base64,${mask}`, `Mask of ${name}`, { class: "step-mask" })) : null,
       el("figcaption", {}, el("b", {}, name), ` ${bucket}${weight === 1 ? "" : `, loss weight ${weight}`}`),
       ...captionOf(sample),
       el("div", { "data-tokens": "" }),
