@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from kohya_gui.server.resident_process import ResidentProcess
 from sd_scripts.formats.images.mask_files import usual_root
 from sd_scripts.machine.thumbnail_store import Measures, measures_of, thumbnail
 from sd_scripts.options.generating.regularisation import MOST_IMAGES
+from sd_scripts.options.images.known_models import IMAGE_MODELS, MODEL_FILES
 from sd_scripts.settings.settings import Settings
 
 logger = logging.getLogger("sd_scripts")
@@ -39,6 +40,7 @@ OTHERS = ("in_json", "dataset_config", "reg_data_dir", "conditioning_data_dir", 
 SOURCES = ("train_data_dir", "dataset_config", "in_json")
 """Options that name the training images."""
 OUTSIDE = "it is a link that leads outside the allowed folders"
+FACE_MODEL = next(model.repo for model in IMAGE_MODELS if model.method == "faces")
 EMPTIED: Mapping[str, Any] = {
     **dict.fromkeys(("size", "resized", "crop")),
     **dict.fromkeys(("caption", "bucket"), ""),
@@ -64,11 +66,22 @@ class View:
     """Keys of images that were not looked at yet, in order."""
 
 
+def downloaded_face_model() -> str:
+    """Return the file of the face detector that the image tools download; empty if it is not on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(FACE_MODEL, MODEL_FILES["faces"])
+    return found if isinstance(found, str) else ""
+
+
 class DatasetViews:
     """Opens datasets and looks at their images."""
 
-    def __init__(self, allowed_paths: AllowedPaths, program: str = PROGRAM) -> None:
+    def __init__(
+        self, allowed_paths: AllowedPaths, program: str = PROGRAM, face_model: Callable[[], str] = downloaded_face_model
+    ) -> None:
         self._allowed_paths = allowed_paths
+        self._face_model = face_model
         # one for datasets, one for thumbnails, which are made in the meantime, and one that loads torch
         self._reading, self._looking, self._training = (ResidentProcess(program, LONGEST) for _ in range(3))
         self._views: OrderedDict[str, View] = OrderedDict()
@@ -83,11 +96,19 @@ class DatasetViews:
         masks = {image["mask_key"]: image["mask_path"] for image in images if image["mask_key"]}
         measures = measures_of(paths)
         readable = (image["key"] for image in images if image["size"])
-        waiting = dict.fromkeys(key for key in readable if key not in measures)
+        model = self._face_model()
+        waiting = dict.fromkeys(
+            key for key in readable if key not in measures or (model and measures[key].faces is None)
+        )
         view = View(id=secrets.token_hex(8), paths=paths, masks=masks, waiting=waiting)
         self.add(view)
         found = {key: shown(each) for key, each in measures.items()}
-        more = {"measures": found, "waiting": len(view.waiting), "train": to_train(body, settings, answer)}
+        more = {
+            "measures": found,
+            "waiting": len(view.waiting),
+            "train": to_train(body, settings, answer),
+            "finds_faces": bool(model),
+        }
         return {**answer, "images": images, "view": view.id, **more}
 
     def add(self, view: View) -> None:
@@ -117,7 +138,7 @@ class DatasetViews:
         if not images:
             return {"measures": {}, "problems": {}}
         try:
-            return answered(self._looking, {"do": "look", "images": images})
+            return answered(self._looking, {"do": "look", "images": images, "face_model": self._face_model()})
         except ValueError:
             if len(images) > 1:
                 return self._looked(images[: len(images) // 2])
@@ -239,7 +260,7 @@ class DatasetViews:
 
 def shown(measures: Measures) -> dict[str, Any]:
     """Return the measurements of an image that the page uses."""
-    return {"digest": measures.digest, "sharpness": measures.sharpness, "bars": measures.bars}
+    return {"digest": measures.digest, "sharpness": measures.sharpness, "bars": measures.bars, "faces": measures.faces}
 
 
 def folder_beside(train_data_dir: str) -> str:

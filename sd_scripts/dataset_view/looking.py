@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -34,18 +34,23 @@ MOST_COLOUR = 32
 BITS = 16
 """Bytes of a likeness before its colours."""
 Grey = NDArray[np.uint8]
+FindFaces = Callable[[Pixels], Sequence[tuple[int, int, int, int]]]
+"""Finds the left, top, width and height of each face in an image (H, W, 3), in pixels."""
 
 
-def look_at(path: Path) -> tuple[bytes, Measures]:
+def look_at(path: Path, find_faces: FindFaces | None = None) -> tuple[bytes, Measures]:
     """Return the thumbnail of an image, or of a clip's first frame, as a JPEG, and what is measured on it. Raises
     UnreadableImage."""
     pixels = shrunk(_decoded(path), MEASURED_SIDE)
+    height, width = pixels.shape[:2]
+    boxes = find_faces(pixels) if find_faces else None
     grey: Grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.uint8, copy=False)
     measures = Measures(
         digest=digest_of(path),
         likeness=likeness(pixels, grey),
         sharpness=round(sharpness(grey), 1),
         bars=black_bars(grey),
+        faces=None if boxes is None else tuple((x / width, y / height, w / width, h / height) for x, y, w, h in boxes),
     )
     return as_jpeg(shrunk(pixels, THUMBNAIL_SIDE), 82), measures
 

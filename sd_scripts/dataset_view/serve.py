@@ -5,6 +5,7 @@ described there; a request that fails is answered {"unanswered": sentence} or {"
 """
 
 import base64
+import functools
 import os
 import time
 import traceback
@@ -17,6 +18,7 @@ from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.sources.images import UnreadableImage, read_each, read_size
 from sd_scripts.dataset_view import regularisation
 from sd_scripts.dataset_view.crops import Box, cut, cut_along, fits_of, rules_of
+from sd_scripts.dataset_view.faces import Faces
 from sd_scripts.dataset_view.looking import alike, look_at, preview
 from sd_scripts.dataset_view.masks import mask_file, mask_to_edit, plain_mask, received, tint
 from sd_scripts.dataset_view.view import view_of
@@ -30,6 +32,8 @@ MOST_BYTES = 2**31
 """Memory after which the process ends."""
 AT_ONCE = 0.4
 """Seconds for which one request looks at images: thumbnails appear while the next ones are made."""
+SURE = 0.6
+"""Confidence from which something is a face."""
 Answer = dict[str, Any]
 
 
@@ -54,7 +58,9 @@ def _view(request: Mapping[str, Any]) -> Answer:
 
 
 def _look(request: Mapping[str, Any]) -> Answer:
-    """Make thumbnails of `images`, [[key, path], ...], for a while; return `measures` by key, and `problems`."""
+    """Make thumbnails of `images`, [[key, path], ...], for a while; return `measures` by key, and `problems`. Faces are
+    looked for with the model in the file `face_model`, if there is one."""
+    find_faces = _faces(request.get("face_model") or "")
     until = time.monotonic() + AT_ONCE
     measures: dict[str, Measures] = {}
     problems: dict[str, str] = {}
@@ -64,7 +70,7 @@ def _look(request: Mapping[str, Any]) -> Answer:
         if time.monotonic() > until:
             return
         try:
-            made[key] = look_at(Path(path))
+            made[key] = look_at(Path(path), find_faces)
             measures[key] = made[key][1]
         except UnreadableImage as error:
             problems[key] = str(error).removeprefix(f"{path} ")
@@ -73,6 +79,14 @@ def _look(request: Mapping[str, Any]) -> Answer:
         list(pool.map(lambda pair: look(*pair), request["images"]))
     stored = remember(made)
     return {"measures": {key: vars(each) for key, each in measures.items()}, "problems": problems, "stored": stored}
+
+
+@functools.lru_cache(1)
+def _faces(file: str) -> Faces | None:
+    try:
+        return Faces(Path(file), SURE) if file else None
+    except ValueError:  # thumbnails do not depend on it
+        return None
 
 
 def _preview(request: Mapping[str, Any]) -> Answer:

@@ -37,6 +37,8 @@ class Measures:
     """Variance of the Laplacian of the grey image with a longer side of at most 512 pixels; low if it is blurred."""
     bars: tuple[float, float, float, float]
     """Shares of the image that are black bars: left, top, right, bottom."""
+    faces: tuple[tuple[float, float, float, float], ...] | None = None
+    """Left, top, width and height of each face, as shares of the image; None: nobody looked for faces."""
 
 
 def image_key(path: str, size: int, mtime_ns: int) -> str:
@@ -61,7 +63,8 @@ def measures_of(keys: Iterable[str]) -> dict[str, Measures]:
             marks = ",".join("?" * len(chunk))
             rows = db.execute(f"SELECT key, measures FROM images WHERE key IN ({marks})", chunk).fetchall()
             for (key, _), values in zip(rows, json.loads(f"[{','.join(text for _, text in rows)}]"), strict=True):
-                found[key] = Measures(**{**values, "bars": tuple(values["bars"])})
+                faces = None if values["faces"] is None else tuple(tuple(face) for face in values["faces"])
+                found[key] = Measures(**{**values, "bars": tuple(values["bars"]), "faces": faces})
 
     if wanted:
         _with_file(read)

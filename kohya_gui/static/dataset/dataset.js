@@ -220,13 +220,13 @@ Studio.dataset = (() => {
       marked[marked.has(name) ? "delete" : "add"](name);
       arrange();
     };
-    const made = Marks.names.map((name) => {
+    const made = Marks.names.filter((name) => name !== "faces" || data.finds_faces).map((name) => {
       const it = chip(name);
       const [many, unknown] = counts[name];
       it?.append(el("b", {}, String(many)), ...(unknown && Marks.isMeasured(name) ? [el("small", {}, ` of ${data.images.length - unknown} measured`)] : []));
       return it;
     });
-    const absent = Object.entries(Marks.ABSENT).map(([name, [words, why]]) => el("span", { class: "chip absent", title: why, "data-mark": name }, `${words}: not measured`));
+    const absent = data.finds_faces ? [] : [el("span", { class: "chip absent", title: Marks.NO_DETECTOR, "data-mark": "faces" }, `${Marks.words("faces")}: not measured`)];
     const focused = /** @type {HTMLElement} */ (document.activeElement)?.dataset?.mark;
     refs.chips.replaceChildren(...made.filter(Boolean), ...absent);
     if (focused) refs.chips.querySelector(`[data-mark="${focused}"]`)?.focus();

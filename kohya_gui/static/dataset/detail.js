@@ -39,6 +39,7 @@ var ImageDetail = (() => {
     const words = [path ? nameOf(path) : "the image's transparency", faults[problem], mask ? "" : "not used: masked_loss or conditioning_data_dir is not set"];
     return words.filter(Boolean).join(", ");
   };
+  const facesOf = (image) => `${image.measures.faces.length || "none"}${Marks.has(image, "faces") ? ", cut by the bucket" : ""}`;
   const facts = (image) => {
     const { measures, problem } = image;
     const measured = (text) => (measures ? text : problem ? "not measured: it cannot be read" : "not measured yet");
@@ -57,7 +58,7 @@ var ImageDetail = (() => {
       ["Latents", image.cached ? "a cache file is next to it; training checks whether it is valid" : "not cached on disk"],
       ["Sharpness", measured(measures?.sharpness.toFixed(0))],
       ["Black bars", measured(bars?.length ? bars.join(", ") : "none")],
-      ["Faces", "not measured: no face detector is installed"],
+      ["Faces", measured(measures?.faces ? facesOf(image) : "not measured: no face detector is on this machine")],
     ];
     return el("dl", {}, ...rows.filter(Boolean).flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
   };

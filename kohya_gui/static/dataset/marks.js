@@ -29,6 +29,12 @@ var Marks = (() => {
   const enlargement = ({ size, resized }) => (size && resized ? Math.max(resized[0] / size[0], resized[1] / size[1]) : null);
   const lost = ({ crop }) => (crop ? 1 - crop[2] * crop[3] : null);
   const aspect = ({ size }) => (size ? Math.max(size[0] / size[1], size[1] / size[0]) : null);
+  const WHOLE = 0.95; // of a face: boxes are not exact
+  /** The share of a face that lies within the crop. */
+  const shown = ([left, top, width, height], [x, y, wide, high]) => {
+    const [across, down] = [Math.min(left + width, x + wide) - Math.max(left, x), Math.min(top + height, y + high) - Math.max(top, y)];
+    return (Math.max(across, 0) * Math.max(down, 0)) / (width * height);
+  };
   const over = (value, limit) => (value == null ? null : value > limit);
   const isRead = (image) => image.role !== "left out" || Boolean(image.size);
 
@@ -47,6 +53,7 @@ var Marks = (() => {
     near: ["near duplicate", "Looks like another image", (image) => image.alike],
     blurred: ["blurred", "Nothing in it is sharp at 512 pixels", (image) => image.measures && image.measures.sharpness < limits.sharpness],
     bars: ["black bars", "Has black edges", (image) => image.measures && image.measures.bars.some((share) => share > 0)],
+    faces: ["faces cut", "The bucket cuts off part of a face", (image) => image.measures?.faces && image.crop && image.measures.faces.some((face) => shown(face, image.crop) < WHOLE)],
     masked: ["mask", "Has a mask", (image) => Boolean(image.mask || image.mask_key)],
     unmasked: ["no mask", "Others have one, and training with masks wants one for each image", (image) => image.isUnmasked],
     stretched: ["mask differs", "The mask has a different shape than the image, and is stretched", (image) => image.mask_problem === "differs"],
@@ -55,9 +62,8 @@ var Marks = (() => {
   };
   /** No faults, so that images are not marked with them. */
   const PLAIN = ["masked", "unmasked"];
-  const MEASURED = ["twice", "near", "blurred", "bars"];
-  /** Marks that are shown to be missing. */
-  const ABSENT = { faces: ["faces cut", "Not measured: no face detector is installed"] };
+  const MEASURED = ["twice", "near", "blurred", "bars", "faces"];
+  const NO_DETECTOR = "Not measured: no face detector is on this machine. Image tools… › Crop downloads OpenCV's YuNet, 0.2 MB, licence MIT";
 
   const names = Object.keys(ALL);
   const words = (name) => ALL[name][0];
@@ -96,5 +102,5 @@ var Marks = (() => {
     for (const image of images) image.copies = image.measures ? paths.get(image.measures.digest).size : null;
   };
 
-  return { LIMITS, ABSENT, limits, setLimit, names, words, hint, has, of, count, isMeasured, noteCopies, noteMasks, enlargement, lost, aspect };
+  return { LIMITS, NO_DETECTOR, limits, setLimit, names, words, hint, has, of, count, isMeasured, noteCopies, noteMasks, enlargement, lost, aspect };
 })();

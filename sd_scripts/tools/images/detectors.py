@@ -1,17 +1,14 @@
-"""Find faces, text and the background in images, with ONNX models that the user has or downloads."""
+"""Find text and the background in images, with ONNX models that the user has or downloads."""
 
 import json
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from sd_scripts.data.sources.images import Pixels, resize
-from sd_scripts.dataset_view.looking import shrunk
 from sd_scripts.options.images.known_models import IMAGE_MODELS, MODEL_FILES
 from sd_scripts.options.images.tools import ImageModelOptions
 from sd_scripts.settings.image_tools import default_model
@@ -20,11 +17,6 @@ from sd_scripts.tools.captioning.tagger import session_of
 from sd_scripts.tools.images.cropping import grown
 from sd_scripts.tools.images.pieces import Box
 
-SMALLEST_IMAGE = 16
-"""Pixels a side of an image in which faces are looked for."""
-FACE_SIDE = 1280
-"""Longer side at which faces are looked for."""
-NMS = 0.3
 TEXT_SIDE = 960
 TEXT_MULTIPLE = 32
 MARKED_TEXT = 0.3
@@ -73,41 +65,6 @@ def _only_onnx(folder: Path, usual: str) -> Path:
         return found[0]
     many = "several .onnx files; choose one of them" if found else "no .onnx file; choose the folder of a model"
     raise ValueError(f"model: '{folder}' contains {many}")
-
-
-class Faces:
-    """OpenCV's YuNet. Raises ValueError, one sentence, for a file that is not one."""
-
-    def __init__(self, file: Path, confidence: float) -> None:
-        self._lock = threading.Lock()  # the detector has the size of one image
-        cv2.utils.logging.setLogLevel(
-            cv2.utils.logging.LOG_LEVEL_ERROR
-        )  # errors: users can do nothing about its warnings
-        try:
-            self._detector: Any = cv2.FaceDetectorYN.create(str(file), "", (320, 320), confidence, NMS)
-            self(np.zeros((64, 64, 3), np.uint8))
-        except cv2.error as error:
-            raise ValueError(f"model: '{file}' is not a YuNet face detector ({_reason(error)})") from error
-
-    def __call__(self, pixels: Pixels) -> list[Box]:
-        """Return the box of each face in an image (H, W, 3)."""
-        small = shrunk(pixels, FACE_SIDE)
-        if min(small.shape[:2]) < SMALLEST_IMAGE:
-            return []
-        scale = pixels.shape[1] / small.shape[1]
-        with self._lock:
-            self._detector.setInputSize(small.shape[1::-1])
-            _, found = self._detector.detect(np.ascontiguousarray(small[..., ::-1]))
-        rows = found if found is not None else ()
-        boxes = [tuple(round(float(value) * scale) for value in row[:4]) for row in rows]
-        return [kept for box in boxes if (kept := _within(box, pixels))]
-
-
-def _within(box: Sequence[int], pixels: Pixels) -> Box | None:
-    """Return the part of a box within an image; None if there is none."""
-    left, top = max(0, box[0]), max(0, box[1])
-    right, bottom = min(pixels.shape[1], box[0] + box[2]), min(pixels.shape[0], box[1] + box[3])
-    return (left, top, right - left, bottom - top) if right > left and bottom > top else None
 
 
 class PlaneModel:

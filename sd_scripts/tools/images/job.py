@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 
 from sd_scripts.data.sources.images import Pixels, UnreadableImage, read_mask
+from sd_scripts.dataset_view.faces import Faces
 from sd_scripts.dataset_view.looking import as_jpeg, shrunk
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_text, split_lines
@@ -38,7 +39,7 @@ from sd_scripts.tools.images import masks as mask_makers
 from sd_scripts.tools.images.copies import Copies, CopyNames, Row, size_text
 from sd_scripts.tools.images.cropping import crop_tool, without_bars
 from sd_scripts.tools.images.decoding import Decoded, decoded
-from sd_scripts.tools.images.detectors import Faces, Foreground, Texts, model_file
+from sd_scripts.tools.images.detectors import Foreground, Texts, model_file
 from sd_scripts.tools.images.pieces import Edited, ImageTool, NoCopy, Piece, colours, whole
 from sd_scripts.tools.images.sizes import Upscaler, resize_tool, upscale_tool
 from sd_scripts.tools.lora.command import Given

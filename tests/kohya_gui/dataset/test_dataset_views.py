@@ -16,6 +16,7 @@ from kohya_gui.dataset.dataset_routes import routes
 from kohya_gui.dataset.dataset_views import OUTSIDE, DatasetViews, View
 from sd_scripts.machine import thumbnail_store
 from tests.support.data import make_folder, make_image
+from tests.support.image_models.tiny import draw, write_yunet
 
 pytestmark = pytest.mark.run
 NAMES = (
@@ -223,6 +224,23 @@ def test_near_duplicates_are_found_by_their_keys(page: TestClient, allowed: Path
     looked(page, view)
     groups = page.post("/studio/dataset/alike", json={"view": view["view"], "distance": 3}).json()["groups"]
     assert [sorted(group) for group in groups] == [sorted(image["key"] for image in view["images"])]
+
+
+def test_faces_are_looked_for_once_there_is_a_detector(page: TestClient, root: Path, allowed: Path) -> None:
+    folder = allowed / "faces" / "2_cat"
+    draw(folder / "a.png", red=[(20, 44, 51, 75)])
+    draw(folder / "b.png")
+    first = looked(page, opened(page, folder.parent))
+    assert {name: each["faces"] for name, each in first.items()} == {"a.png": None, "b.png": None}
+    model = write_yunet(root / "yunet.onnx")
+    views = DatasetViews(AllowedPaths.within([allowed]), face_model=lambda: str(model))
+    view = views.open(form(folder=str(folder.parent)))
+    assert (view["finds_faces"], view["waiting"]) == (True, 2)
+    views.look({"view": view["view"], "first": []})
+    again = views.open(form(folder=str(folder.parent)))
+    faces = {name: again["measures"][image["key"]]["faces"] for name, image in by_name(again).items()}
+    assert again["waiting"] == 0
+    assert faces == {"a.png": ((0.1, 0.275, 0.16, 0.2),), "b.png": ()}
 
 
 def test_an_image_that_ends_the_process_does_not_stop_the_others(allowed: Path) -> None:
