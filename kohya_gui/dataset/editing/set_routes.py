@@ -33,6 +33,7 @@ from sd_scripts.formats.editing.journal import Move
 from sd_scripts.formats.editing.moving import TRASH
 from sd_scripts.formats.editing.outgoing import zipped
 from sd_scripts.formats.editing.places import Place, read_places, text_of, version_of
+from sd_scripts.formats.images.mask_files import usual_root
 from sd_scripts.formats.words import counted
 from sd_scripts.runs.queue import RunQueue
 
@@ -113,7 +114,7 @@ class SetPage:
         if type(repeats) is not int or folder is None:
             raise ValueError("repeats: type a whole number for one of the folders of this dataset")
         if dataset.subsets:
-            return self._configured(dataset, folder, repeats)
+            return self._configured(dataset, folder, "num_repeats", repeats)
         target = renamed_for(folder, repeats)
         if target == folder:
             return {"done": f"{folder.name} has these repeats already"}
@@ -124,24 +125,35 @@ class SetPage:
             raise ValueError(f"repeats: open the folder above '{folder.name}' to rename it")
         return self._moved(dataset, f"Rename {folder.name} to {target.name}", [Move(source=folder, target=target)])
 
-    def _configured(self, dataset: OpenedSet, folder: Path, repeats: int) -> dict[str, Any]:
+    def masks(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Train a folder with its masks: name their folder in the dataset_config that lists it."""
+        dataset = opened(body, self._allowed_paths)
+        folder = next((each for each in dataset.folders if str(each) == body.get("folder")), None)
+        if folder is None or not dataset.subsets:
+            raise ValueError("masks: choose a folder that a dataset_config lists")
+        root = self._allowed_paths.check("masks", usual_root(folder))
+        if not root.is_dir():
+            raise ValueError(f"masks: folder not found: '{root}'; paint masks first")
+        return self._configured(dataset, folder, "conditioning_data_dir", str(root))
+
+    def _configured(self, dataset: OpenedSet, folder: Path, key: str, value: str | int) -> dict[str, Any]:
         if dataset.place.suffix.lower() != ".toml":
-            raise ValueError("repeats: only dataset_config files in TOML are changed here; edit num_repeats by hand")
+            raise ValueError(f"{key}: only dataset_config files in TOML are changed here; edit this one by hand")
         places = [
             subset.place
             for subset in dataset.subsets
             if Path(str(subset.values.get("image_dir"))).expanduser() == folder
         ]
         if not places:
-            raise ValueError(f"repeats: the dataset_config does not list '{folder}'")
+            raise ValueError(f"{key}: the dataset_config does not list '{folder}'")
         place = Place(dataset.place)
         content = read_places([place])[place] or b""
         changed = content
         for each in places:
-            changed = with_subset_value(changed, each, "num_repeats", repeats)
+            changed = with_subset_value(changed, each, key, value)
         edit = TextEdit(place=place, text=text_of(place, changed), seen=version_of(content))
-        self._editor.write(dataset.scope, f"{repeats} repeats of {folder.name}", [edit])
-        return {"done": f"{dataset.place.name}: num_repeats = {repeats} for {folder.name}", "reload": True}
+        self._editor.write(dataset.scope, f"{key} = {value} for {folder.name}", [edit])
+        return {"done": f"{dataset.place.name}: {key} = {value} for {folder.name}", "reload": True}
 
     # Uploads
 
@@ -258,6 +270,7 @@ def routes(editor: Editor, queue: RunQueue, allowed_paths: AllowedPaths) -> list
         writing("dataset/files/put-back", page.put_back),
         writing("dataset/files/empty-trash", page.empty),
         writing("dataset/files/repeats", page.repeats),
+        writing("dataset/files/masks", page.masks),
         writing("dataset/upload/begin", page.begin_upload),
         writing("dataset/upload/finish", page.finish_upload),
         writing("dataset/upload/discard", page.discard_upload),

@@ -32,6 +32,7 @@ var DatasetFiles = (() => {
       });
     });
   const repeats = () => attempt(async () => moved(await Captions.ask("files/repeats", { folder: refs.target.value, repeats: Number(refs.repeats.value) })));
+  const masks = () => attempt(async () => moved(await Captions.ask("files/masks", { folder: refs.target.value })));
   const exported = () =>
     attempt(async () => {
       const images = BulkEdits.chosen().length ? BulkEdits.chosen() : [...new Set(Studio.dataset.images().map(({ path }) => path))];
@@ -193,6 +194,7 @@ var DatasetFiles = (() => {
     refs = /** @type {any} */ ({});
     refs.target = select({ "aria-label": "Folder", onchange: () => fill() }, []);
     refs.repeats = el("input", { type: "number", min: 1, max: 1000, "aria-label": "Repeats of the folder" });
+    refs.masks = button("Train with the masks", masks, { class: "small-button", hidden: true, title: "Set conditioning_data_dir of the folder in the dataset file" });
     refs.progress = el("div", { class: "upload-progress", role: "status" });
     const taken = (files) => upload([...files].map((file) => [file.webkitRelativePath || file.name, file]));
     const files = Studio.upload("image/*,.txt,.caption,.zip,.jxl,.avif,.heic", taken, { multiple: true, "aria-label": "Files to upload" });
@@ -206,7 +208,7 @@ var DatasetFiles = (() => {
         "div",
         { class: "files-form" },
         el("label", {}, el("span", {}, "Folder"), refs.target),
-        el("p", { class: "ways" }, button("Move selected here", move, { class: "small-button" }), el("label", { class: "flag" }, "repeats ", refs.repeats), button("Set", repeats, { class: "small-button", "aria-label": "Set the repeats" })),
+        el("p", { class: "ways" }, button("Move selected here", move, { class: "small-button" }), el("label", { class: "flag" }, "repeats ", refs.repeats), button("Set", repeats, { class: "small-button", "aria-label": "Set the repeats" }), refs.masks),
         el("p", { class: "ways" }, button("Upload files…", () => files.click(), { class: "small-button" }), button("Upload a folder…", () => folder.click(), { class: "small-button" }), files, folder),
         el("p", { class: "quiet" }, "or drop files, folders or a zip archive anywhere here"),
         refs.progress,
@@ -226,6 +228,9 @@ var DatasetFiles = (() => {
     const folder = known.folders.find(({ path }) => path === refs.target.value);
     refs.repeats.value = folder?.repeats ?? "";
     refs.repeats.disabled = !folder;
+    const within = Studio.dataset.images().filter(({ path }) => path.startsWith(refs.target.value) && !/[\\/]/.test(path.slice(refs.target.value.length + 1)));
+    const canMask = /\.toml$/i.test(Studio.dataset.folder()) && within.length && within.every(({ mask_key: key }) => key);
+    refs.masks.hidden = !canMask || within.every(({ mask }) => mask);
   };
   /** Show the folders of a dataset. */
   const show = (answer) => {

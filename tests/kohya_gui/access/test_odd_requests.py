@@ -116,7 +116,8 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
             **dict.fromkeys(("captions/points/restore", "captions/points/remove"), ("point",)),
             **{"captions/points/add": ("name",), "captions/tags": ("images", "separator")},
             **{"files/move": ("images", "target"), "files/remove": ("images",), "files/put-back": ("paths",)},
-            **{"files/repeats": ("folder", "repeats"), "upload/begin": ("folder",), "export": ("images",)},
+            **{"files/repeats": ("folder", "repeats"), "export": ("images",)},
+            **dict.fromkeys(("files/masks", "upload/begin"), ("folder",)),
             **dict.fromkeys(("upload/finish", "upload/discard", "upload/file"), ("folder", "batch")),
         }.items()
     },

@@ -215,6 +215,21 @@ def test_repeats_of_a_dataset_config_keep_its_comments(page: Page, tmp_path: Pat
     assert config.read_text() == text
 
 
+def test_the_masks_of_a_folder_are_named_in_its_dataset_config(page: Page, tmp_path: Path) -> None:
+    config = tmp_path / "cats.toml"
+    text = f"[[datasets]]\n[[datasets.subsets]] # cats\nimage_dir = {str(page.cats)!r}\n"
+    config.write_text(text)
+    page.place = str(config)
+    body = {"folder": str(page.cats)}
+    masks = page.root / "masks"
+    assert page.refused("files/masks", body) == f"masks: folder not found: '{masks}'; paint masks first"
+    masks.mkdir()
+    page.post("files/masks", body)
+    assert config.read_text() == f'{text}conditioning_data_dir = "{masks}"\n'
+    page.post("captions/undo")
+    assert config.read_text() == text
+
+
 def test_captions_of_a_metadata_file_are_edited_in_it(page: Page, tmp_path: Path) -> None:
     meta = page.cats / "meta.json"
     meta.write_text('{"a": {"caption": "one", "score": 1.0}, "b": {"tags": "x, y"}}')
