@@ -1,6 +1,5 @@
 """The pipeline of Chroma in diffusers, without weights."""
 
-import re
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from diffusers import AutoencoderKL, ChromaPipeline, ChromaTransformer2DModel, F
 from torch import Tensor
 
 from benchmarks.pipelines import flux
-from sd_scripts.families.chroma.keys import APPROXIMATOR
+from sd_scripts.families.chroma.keys import APPROXIMATOR, diffusers_modules
 from sd_scripts.families.chroma.model import ChromaParams
 from sd_scripts.families.common.components import Components
 from sd_scripts.library.diffusion.dit_layers import rope_widths
@@ -18,8 +17,6 @@ from sd_scripts.settings.settings import Settings
 
 OPTIONS: dict[str, Any] = {"width": 1024, "height": 1024, "scale": 4.0}
 """Options of generating that all rows share."""
-RENAMED = {r"\.in_layer\.": ".linear_1.", r"\.out_layer\.": ".linear_2.", r"\.scale$": ".weight"}
-"""Names of the approximator's tensors -> diffusers'."""
 
 
 class MaskingPipeline(ChromaPipeline):
@@ -52,10 +49,9 @@ def to_diffusers(state: State) -> State:
     blocks = {key: tensor for key, tensor in state.items() if not key.startswith(APPROXIMATOR)}
     theirs = flux.to_diffusers(blocks)
     for key in state.keys() - blocks.keys():
-        name = key
-        for pattern, renamed in RENAMED.items():
-            name = re.sub(pattern, renamed, name)
-        theirs[name] = state[key]
+        module, _, kind = key.rpartition(".")
+        (name,) = diffusers_modules(module)
+        theirs[f"{name}.{'weight' if kind == 'scale' else kind}"] = state[key]
     return theirs
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from sd_scripts.families.chroma.card import ARCHITECTURE, CARD
 from sd_scripts.families.chroma.keys import APPROXIMATOR
 from sd_scripts.families.chroma.load import LAYOUTS, prepare, problems
+from sd_scripts.families.chroma.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.chroma.objective import loss, metadata
 from sd_scripts.families.chroma.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.chroma.text import (
@@ -47,8 +48,9 @@ FAMILY = CHROMA = replace(
     prepare=prepare,
     problems=problems,
     loss=loss,
-    lora_text_encoders=FLUX.lora_text_encoders[1:],
     frozen=APPROXIMATOR,
+    lora=TRANSFORMER,
+    lora_text_encoders=TEXT_ENCODERS,
     sample=sample,
     sample_batch=sample_batch,
 )

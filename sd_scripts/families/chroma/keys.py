@@ -6,12 +6,18 @@ from sd_scripts.families.flux import keys
 from sd_scripts.library.files.state_dicts import State
 
 APPROXIMATOR = "distilled_guidance_layer."
-_RENAMED = {
-    rf"({re.escape(APPROXIMATOR)}layers\.\d+)\.linear_1\.": r"\1.in_layer.",
-    rf"({re.escape(APPROXIMATOR)}layers\.\d+)\.linear_2\.": r"\1.out_layer.",
-    rf"({re.escape(APPROXIMATOR)}norms\.\d+|.+\.(?:query|key)_norm)\.weight": r"\1.scale",
-}
-"""Keys of diffusers' approximator, and of norms as ComfyUI may save them -> original keys."""
+_LAYERS = {"in_layer": "linear_1", "out_layer": "linear_2"}
+"""Layers of the approximator's MLPs -> diffusers' names."""
+_NORM = re.compile(rf"({re.escape(APPROXIMATOR)}norms\.\d+|.+\.(?:query|key)_norm)\.weight")
+"""Norms as diffusers names the approximator's, and as ComfyUI may save all of them."""
+
+
+def diffusers_modules(module: str) -> tuple[str, ...]:
+    """Return diffusers' names of a module's parts, as of FLUX.1. Raises KeyError for any other name."""
+    if not module.startswith(APPROXIMATOR):
+        return keys.diffusers_modules(module)
+    start, _, last = module.rpartition(".")
+    return (f"{start}.{_LAYERS.get(last, last)}",)
 
 
 def original_layout(file: State) -> State:
@@ -24,6 +30,7 @@ def original_layout(file: State) -> State:
 
 
 def _original(key: str) -> str:
-    for pattern, name in _RENAMED.items():
-        key = re.sub(rf"^{pattern}", name, key)
-    return key
+    for ours, theirs in _LAYERS.items():
+        if key.startswith(APPROXIMATOR):
+            key = key.replace(f".{theirs}.", f".{ours}.")
+    return re.sub(_NORM, r"\1.scale", key)

@@ -6,13 +6,13 @@ from functools import partial
 
 from sd_scripts.families.chroma.card import CARD, T5_LENGTH
 from sd_scripts.families.chroma.keys import original_layout
+from sd_scripts.families.chroma.lora import TRANSFORMER
 from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.encoders.t5 import finish_t5
 from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.families.flux import load as flux
 from sd_scripts.families.flux.card.options import FluxModelOptions
-from sd_scripts.families.flux.lora import TRANSFORMER
 from sd_scripts.settings.settings import Settings
 
 T5XXL = "text_encoder1"

@@ -236,8 +236,8 @@ class FluxTransformer(BlockTransformer):
     def conditioning(
         self, pooled: Tensor | None, timesteps: Tensor, guidance: Tensor | None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
-        """Return what modulates each double block, each single block and the last layer: here the same (B, W) for
-        all."""
+        """Return the vectors from which each double block, each single block and the last layer compute their
+        modulation: one vector (B, W) for all."""
         assert pooled is not None
         dtype = self.dtype
         vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))

@@ -22,6 +22,7 @@ from sd_scripts.families.chroma.card.memory_facts import DOUBLE, MEMORY, SINGLE
 from sd_scripts.families.chroma.family import CHROMA
 from sd_scripts.families.chroma.full_size import modules as full_size
 from sd_scripts.families.chroma.load import LAYOUTS, T5XXL
+from sd_scripts.families.chroma.lora import TRANSFORMER
 from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.chroma.objective import predict
 from sd_scripts.families.chroma.sampling import prompt_captions, sample
@@ -31,7 +32,6 @@ from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.flux import model as flux_model
 from sd_scripts.families.flux.family import FLUX
-from sd_scripts.families.flux.lora import TRANSFORMER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.library.diffusion.dit_layers import pack, unpack
