@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"width": 1024, "height": 1024, "scale": 4.0}
 """Options of generating that all rows share."""
 
 
-class MaskingPipeline(ChromaPipeline):
+class MaskingPipeline(ChromaPipeline):  # type: ignore[misc]
     """diffusers 0.42 adds the mask, as numbers 0 and 1, to the logits of attention, which hides nothing."""
 
     def _prepare_attention_mask(self, *arguments: Any, **more: Any) -> Tensor | None:

@@ -79,8 +79,8 @@ def test_a_familys_note_applies_to_derived_families_without_their_own() -> None:
     whom = {name: [families for families, _ in noted[name]] for name in ("blocks_to_swap", "vae")}
     assert whom["blocks_to_swap"][:3] == [
         ("sdxl",),
-        ("flux", "flux_kontext", "chroma"),
-        ("qwen_image", "qwen_image_edit"),
+        ("flux", "flux_kontext"),
+        ("chroma",),
     ]
     assert whom["vae"][:2] == [("sdxl",), ("qwen_image", "qwen_image_edit")]
     assert {("flux",), ("flux_kontext",)} < dict(noted["pretrained_model_name_or_path"]).keys()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,7 @@ class FluxParams:
         )
 
 
-def block_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def block_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the fields of FluxParams that a checkpoint's blocks and their inputs determine."""
     width, channels = shapes["img_in.weight"]
     return {

@@ -46,6 +46,9 @@ CARD = replace(
     notes={
         "pretrained_model_name_or_path": f"Chroma's ID is {HUB_MODEL}.",
         "timestep_sampling": "For Chroma sigmoid is recommended.",
+        "cache_text_encoder_outputs": "Chroma's T5 cannot be trained then.",
+        "blocks_to_swap": "Chroma takes up to 35, and each saves about 0.4 GB.",
+        "equal_token_buckets": "All buckets of Chroma then share one set of graphs for each length of captions.",
         "fp8_base": "Of Chroma's components it is T5, too.",
         "quantize_text_encoders": "Of Chroma's it is T5.",
     },
