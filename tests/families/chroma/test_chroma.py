@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import ChromaPipeline
 from torch import Tensor, nn
 
 from benchmarks.pipelines.chroma import make_pipeline, make_transformer, to_diffusers
@@ -217,6 +218,24 @@ def test_layers_have_the_names_of_fluxs_without_its_modulations() -> None:
     names = {name for name in block_layers(flux) if "_mod_" not in name and "_modulation_" not in name}
     assert block_layers(full_size()[DENOISER]).keys() == names
     assert len(names) == 19 * 8 + 38 * 2
+
+
+def test_diffusers_finds_the_module_of_every_layer_in_our_file() -> None:
+    file: dict[str, Tensor] = {}
+    for name, layer in block_layers(full_size()[DENOISER]).items():
+        file[f"{name}.lora_down.weight"] = torch.zeros(1, layer.in_features)
+        file[f"{name}.lora_up.weight"] = torch.zeros(layer.out_features, 1)
+        file[f"{name}.alpha"] = torch.tensor(1.0)
+    read, *_ = ChromaPipeline.lora_state_dict(file, return_alphas=True)
+    with torch.device("meta"):
+        theirs = {
+            f"transformer.{name}": tuple(part.weight.shape)
+            for name, part in make_transformer(ChromaParams()).named_modules()
+            if isinstance(part, nn.Linear) and "transformer_blocks." in name
+        }
+    rows = {key.removesuffix(".lora_B.weight"): len(each) for key, each in read.items() if ".lora_B." in key}
+    columns = {key.removesuffix(".lora_A.weight"): each.shape[1] for key, each in read.items() if ".lora_A." in key}
+    assert {name: (rows[name], columns[name]) for name in rows} == theirs
 
 
 def layouts_of(components: Components) -> dict[str, dict[str, Tensor]]:

@@ -45,6 +45,7 @@ CARD = replace(
     capabilities=FLUX.capabilities - {"guidance", "pooled_captions"},
     notes={
         "pretrained_model_name_or_path": f"Chroma's ID is {HUB_MODEL}.",
+        "t5xxl_max_token_length": "Chroma's default is 512, and only captions of that length make it slower.",
         "timestep_sampling": "For Chroma sigmoid is recommended.",
         "cache_text_encoder_outputs": "Chroma's T5 cannot be trained then.",
         "blocks_to_swap": "Chroma takes up to 35, and each saves about 0.4 GB.",
