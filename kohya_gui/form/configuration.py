@@ -91,6 +91,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
         legacy = legacy_config.from_kohya(raw, tab.name)
         family = legacy.family if legacy.family in families else families[0]
         settings = from_values(script_for(family, tab.method), legacy.values)
+        family = settings.script.family
         remarks = tuple(remark for remark in legacy.remarks if remark.name != PROMPTS)
         opened = _opened(settings, family, remarks, legacy.prompts)
         if legacy.prompts:  # they will be in a file, so the sampling options have an effect
@@ -107,7 +108,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
     family = family_of(raw, tab.method, allowed_paths) or shown or families[0]
     if shown and "family" not in raw and card_of(shown).trains(family):
         family = shown  # which reads the same settings
-    return _opened(from_values(script_for(family, tab.method), raw), family)
+    settings = from_values(script_for(family, tab.method), raw)
+    return _opened(settings, settings.script.family)
 
 
 def tab_for(path: Path) -> Tab:

@@ -141,7 +141,7 @@ def _part(path: Path, component: ComponentCard) -> Recognised:
 
 
 def _words(file: ModelFile, unknown: str) -> str:
-    """Describe a file as "Chroma, bf16, 17.8 GB"."""
+    """Describe a file by its variant, precision and size: "VAE, bf16, 0.2 GB"."""
     inside = f"with {' and '.join(file.parts)} in it" if file.parts else ""
     return ", ".join(filter(None, (file.variant or unknown, file.precision, size(file.bytes), inside)))
 

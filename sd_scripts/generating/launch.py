@@ -46,7 +46,7 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
     with garbage_collection.importing():
         from sd_scripts.families.common.family import family_of
 
-        family = family_of(family_name)
+        family = family_of(settings.script.family)
 
     def of_model(valid: Settings) -> list[str]:
         return family.check(training_settings(valid))

@@ -36,6 +36,7 @@ CAPABILITIES = {
     "offload_activations": "checkpointed activations can be kept in RAM",
     "own_vae": "the option vae names the file of its VAE",
     "partial_text_cache": "a LoRA of one text encoder can be trained while the outputs of the others are cached",
+    "pooled_captions": "the model reads the pooled output of CLIP, from which each block computes its modulation",
     "prediction_types": "what the model predicts can be chosen",
     "start_image": "a clip can be given the image that it begins with",
     "trains_text": "full training can train the text encoders",

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.cards.registry import card_of, selected_family
 from sd_scripts.options.spec import Option, Remark
 from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, SCRIPT_TITLES, script_for
 from sd_scripts.settings.checks.between import remarks_between
@@ -18,7 +18,8 @@ from sd_scripts.settings.settings import Problem, Script, Settings
 def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
     """Build settings from values by name; later layers override earlier ones.
 
-    Wrong values are kept and reported by `Settings.problems()`; options without effect become remarks.
+    Wrong values are kept and reported by `Settings.problems()`; options without effect become remarks. An option of
+    other programs may select a different family than the script's, unless the values name one.
     """
     values: dict[str, Any] = {}
     remarks: list[Remark] = []
@@ -26,6 +27,8 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         translated, said = translate(_without_aliases(layer, card_of(script.family).aliases))
         values |= translated
         remarks += said
+    if "family" not in values:
+        script = script_for(selected_family(script.family, values), script.method)
     known = {o.name for group in script.groups for o in each_option(group)}
     if any("dit" in layer for layer in layers):
         here = {o.name for group in script.groups for o in each_option(group) if script.family in o.families}

@@ -57,6 +57,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     parent_watchdog.end_with_launcher()
     script = script_for(family_name, method_name)
     settings, wrong_flags = command_line.read_command_line(script, argv)
+    family_name = settings.script.family
     _hand_over_secrets(settings.secrets())
     if plan_format := command_line.plan_format(script, argv):
         from sd_scripts.planning.show import show_plan  # imports OpenCV

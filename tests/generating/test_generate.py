@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.common.family import TextOptions, family_of
-from sd_scripts.families.flux.model import FinalLayer
+from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.formats.images.image_parameters import read_chunks
 from sd_scripts.generating import work
@@ -402,7 +402,7 @@ def test_inductor_computes_a_layer_without_gradients_like_eager_code(no_graphs: 
     options = settings_of("flux", {}, {"prompt": ["a cat"], "compile": True})[CompileOptions]
     assert options.compile_mode == "max-autotune-no-cudagraphs"
     torch.manual_seed(0)
-    layer = FinalLayer(SHAPE)
+    layer = FluxTransformer(SHAPE).final_layer
     x, vec = torch.randn(2, 12, SHAPE.width), torch.randn(2, SHAPE.width)
     with torch.no_grad():
         expected = layer(x, vec)

@@ -49,6 +49,7 @@ from sd_scripts.settings.reading import from_values
 from tests.support.gui import SIX, startable
 from tests.support.scripts import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
+WITH_CLIP = ("flux", "flux_kontext")
 FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
 WAN_FAMILIES = tuple(card.name for card in cards() if card.trains("wan"))
@@ -131,19 +132,20 @@ def test_the_browser_gets_the_rules_of_each_family(form):
     options, panels = form.rules["options"], form.rules["panels"]
     assert form.rules["family"] == "sdxl"
     assert options["clip_skip"]["families"] == ("sdxl",)
-    assert options["clip_l"]["families"] == FLUX_FAMILIES
+    assert options["t5xxl"]["families"] == FLUX_FAMILIES
+    assert options["clip_l"]["families"] == WITH_CLIP
     assert options["control_directory"]["families"] == ("flux_kontext", "qwen_image_edit", "framepack")
     assert options["compile"]["families"] == tuple(card.name for card in cards())
     assert options["vae"]["families"] == ("sdxl", *FLOW_FAMILIES[len(FLUX_FAMILIES) :])
-    assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES}
+    assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES, WITH_CLIP}
     timesteps = {options[name]["families"] for name in panels["lora-panel-timesteps"]}
-    assert timesteps == {FLUX_FAMILIES, (*FLUX_FAMILIES, *HUNYUAN_FAMILIES), FLOW_FAMILIES}
+    assert timesteps == {FLUX_FAMILIES, (*WITH_CLIP, *HUNYUAN_FAMILIES), FLOW_FAMILIES}
     assert form.rules["advice"] == {f"lora-advice-{family}": family for family in FLOW_FAMILIES}
 
 
 def test_recommended_values_are_offered_for_differing_ones(each_tab):
     form = each_tab.form
-    for _, row, _ in form.advice[: len(FLUX_FAMILIES)]:
+    for _, row, _ in form.advice[: len(WITH_CLIP)]:
         assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
         assert form.advised(RECOMMENDED)[row]["visible"] is False
         assert row.visible is False
@@ -347,12 +349,12 @@ def test_every_preset_opens_as_the_family_of_its_name():
 def test_every_preset_has_a_description():
     for path in PRESETS.glob("*/*.toml"):
         assert preset_title(path).startswith(
-            ("SDXL ", "FLUX.1 ", "Qwen-Image ", "Qwen-Image-Edit ", "Wan ", "HunyuanVideo ", "FramePack ")
+            ("SDXL ", "FLUX.1 ", "Chroma ", "Qwen-Image ", "Qwen-Image-Edit ", "Wan ", "HunyuanVideo ", "FramePack ")
         )
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
         assert re.match(
-            r"(SDXL|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.1|For|Train|A |Fine)", preset_words(path)
+            r"(SDXL|Chroma|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.1|For|Train|A |Fine)", preset_words(path)
         ), path
 
 
@@ -551,7 +553,7 @@ def shaped(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") 
         (FLUX, "flux", "FLUX.1 schnell"),
         ({f"model.diffusion_model.{key}": shape for key, shape in DEV.items()}, "flux", "FLUX.1 dev"),
         ({**DEV, "img_in.weight": (3072, 384)}, None, "FLUX.1 Fill"),
-        ({**FLUX, "distilled_guidance_layer.norms.0.scale": (5120,)}, None, "Chroma"),
+        ({**FLUX, "distilled_guidance_layer.in_proj.weight": (5120, 64)}, "chroma", "Chroma"),
         ({**DEV, "double_blocks.0.img_attn.qkv.weight.quant_state.bitsandbytes__nf4": (80,)}, None, "FLUX.1 in 4 bits"),
         ({CLIP: (768,), TOKENS: (49408, 768)}, None, "CLIP-L text encoder"),
         ({CLIP: (1280,), TOKENS: (49408, 1280)}, None, "CLIP-G text encoder"),

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from sd_scripts.families.chroma.card.options import RECOMMENDED as CHROMA
 from sd_scripts.families.flux.card.options import RECOMMENDED
 from sd_scripts.families.framepack.card.options import RECOMMENDED as FRAMEPACK
 from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED as HUNYUAN_VIDEO
@@ -48,6 +49,7 @@ SHORT: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
     **{family: {"t5xxl_max_token_length": 16, **RECOMMENDED} for family in ("flux", "flux_kontext")},
+    "chroma": {"t5xxl_max_token_length": 16, **CHROMA},
     **{family: {"timestep_sampling": "qwen_shift"} for family in ("qwen_image", "qwen_image_edit")},
     **{family: {"timestep_sampling": "shift"} for family in ("wan", "wan_5b")},
     "hunyuan_video": HUNYUAN_VIDEO,
@@ -72,7 +74,7 @@ PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only":
 """A LoRA and embeddings."""
 
 GRAPHS = {
-    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "qwen_image": 1, "qwen_image_edit": 1},
+    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "chroma": 2, "qwen_image": 1, "qwen_image_edit": 1},
     **{"wan": 1, "wan_5b": 1, "hunyuan_video": 2, "framepack": 2},
 }
 """Of a compiled LoRA run on images of one size."""
@@ -88,6 +90,8 @@ CHANGES_NO_ENCODING = re.compile(
 
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
 TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
+ON_REQUEST: dict[str, dict[str, Any]] = {"chroma": {"train_t5xxl": True}}
+"""What is needed in addition by families none of whose text encoders is trained without it."""
 
 
 @dataclass(frozen=True)

@@ -266,6 +266,9 @@ class FamilyCard:
     derived_from: str | None = None
     """The family whose model has the same layout: files of either have the same keys and may be recognised as the
     base's, LoRAs have the same names, and modules of that family's folder may be imported."""
+    selected_by: tuple[str, Any] | None = None
+    """Option and value with which settings for the family that it is derived from are for this one, as other programs
+    have one script for both."""
     groups: Groups = ()
     """Option groups that not every family has."""
     capabilities: frozenset[str] = frozenset()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sd_scripts.families
 from sd_scripts.options.networks.network import NetworkOptions
@@ -46,6 +46,16 @@ def component_card(family: str, option: str) -> ComponentCard | None:
 def card_of(name: str) -> FamilyCard:
     """Return the card of a family. Raises KeyError if none has this name."""
     return {card.name: card for card in cards()}[name]
+
+
+def selected_family(family: str, values: Mapping[str, Any]) -> str:
+    """Return the family that settings for a family are for: itself, or one derived from it that an option selects."""
+    for card in cards():
+        if card.derived_from == family and card.selected_by:
+            option, value = card.selected_by
+            if values.get(option) == value:
+                return card.name
+    return family
 
 
 def card_by_network(network_module: str) -> FamilyCard | None:

@@ -263,6 +263,8 @@ class Family:
     loss: Callable[[Components, StepInputs, Settings], Tensor]
     """Components, inputs with the text of all encoders, settings -> loss of each image (B,)."""
     blocks: Blocks
+    frozen: str = ""
+    """Prefix of the names of the denoiser's weights that full training leaves unchanged; empty: all are trained."""
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
     lora_blocks: LoraBlocks = field(default_factory=LoraBlocks)

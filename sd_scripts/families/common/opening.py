@@ -193,7 +193,9 @@ class _Opener:
             raise ValueError(f"{option}: '{path}' is not {suitable} but {self._what_else(empty)}")
         if component.name == DENOISER:
             family, variant = _recognised(empty)
-            if variant and not self.card.trains(family):
+            if family and not self.card.trains(family):
+                raise ValueError(f"{option}: '{path}' is not {self.card.files.base_model} but {self._what_else(empty)}")
+            if variant and not family:
                 advice = f"which cannot be trained here; choose {self.card.files.base_file}"
                 raise ValueError(f"{option}: '{path}' is {with_article(variant)}, {advice}")
 

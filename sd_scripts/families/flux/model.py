@@ -7,9 +7,10 @@ separate weights for text and image and let them attend to each other; single bl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,18 +55,25 @@ class FluxParams:
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> FluxParams:
         """Read the sizes from a checkpoint's shapes under BFL's keys. Raises KeyError if a needed key is missing."""
-        width, channels = shapes["img_in.weight"]
         return cls(
-            channels=channels,
-            width=width,
-            heads=width // shapes["double_blocks.0.img_attn.norm.query_norm.scale"][0],
-            mlp_width=shapes["double_blocks.0.img_mlp.0.weight"][0],
-            text_width=shapes["txt_in.weight"][1],
+            **block_sizes(shapes),
             pooled_width=shapes["vector_in.in_layer.weight"][1],
-            double_blocks=count(shapes, r"double_blocks\.\d+\.img_attn\.qkv\.weight"),
-            single_blocks=count(shapes, r"single_blocks\.\d+\.linear1\.weight"),
             guidance="guidance_in.in_layer.weight" in shapes,
         )
+
+
+def block_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return the fields of FluxParams that a checkpoint's blocks and their inputs determine."""
+    width, channels = shapes["img_in.weight"]
+    return {
+        "channels": channels,
+        "width": width,
+        "heads": width // shapes["double_blocks.0.img_attn.norm.query_norm.scale"][0],
+        "mlp_width": shapes["double_blocks.0.img_mlp.0.weight"][0],
+        "text_width": shapes["txt_in.weight"][1],
+        "double_blocks": count(shapes, r"double_blocks\.\d+\.img_attn\.qkv\.weight"),
+        "single_blocks": count(shapes, r"single_blocks\.\d+\.linear1\.weight"),
+    }
 
 
 class Embedder(nn.Module):
@@ -128,19 +136,20 @@ def mlp(shape: FluxParams) -> nn.Sequential:
 
 
 class DoubleBlock(nn.Module):
-    def __init__(self, shape: FluxParams):
+    def __init__(self, shape: FluxParams, img_mod: nn.Module, txt_mod: nn.Module):
+        """The modulations make of `vec` shift, scale and gate, each (B, 1, W), for attention and again for the MLP."""
         super().__init__()
-        self.img_mod = Modulation(shape.width, 2)
+        self.img_mod = img_mod
         self.img_attn = SelfAttention(shape)
         self.img_mlp = mlp(shape)
-        self.txt_mod = Modulation(shape.width, 2)
+        self.txt_mod = txt_mod
         self.txt_attn = SelfAttention(shape)
         self.txt_mlp = mlp(shape)
 
     def forward(
         self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """img (B, N, W), txt (B, T, W), vec (B, W), mask (B, 1, 1, T + N) bool -> img, txt."""
+        """img (B, N, W), txt (B, T, W), vec as the modulations take it, mask (B, 1, 1, T + N) bool -> img, txt."""
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
@@ -163,18 +172,18 @@ class DoubleBlock(nn.Module):
 class SingleBlock(nn.Module):
     """Parallel attention and MLP with a fused input and a fused output projection."""
 
-    def __init__(self, shape: FluxParams):
+    def __init__(self, shape: FluxParams, modulation: nn.Module):
         super().__init__()
         self.heads = shape.heads
         self.widths = (*(shape.width,) * 3, shape.mlp_width)
-        self.modulation = Modulation(shape.width, 1)
+        self.modulation = modulation
         self.linear1 = nn.Linear(shape.width, sum(self.widths))
         self.norm = QKNorm(shape.head_width)
         self.gelu = TanhGELU()
         self.linear2 = nn.Linear(shape.width + shape.mlp_width, shape.width)
 
     def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
-        """x (B, S, W) of text and image, vec (B, W) -> x."""
+        """x (B, S, W) of text and image, vec as the modulation takes it -> x."""
         shift, scale, gate = self.modulation(vec)
         *qkv, hidden = project_split(self.linear1, modulate(x, shift, scale), self.widths)
         q, k, v = heads_of(qkv, self.heads)
@@ -185,10 +194,11 @@ class SingleBlock(nn.Module):
 
 
 class FinalLayer(nn.Module):
-    def __init__(self, shape: FluxParams):
+    def __init__(self, shape: FluxParams, modulation: nn.Module):
+        """`modulation` makes of `vec` shift and scale, (B, 2W)."""
         super().__init__()
         self.linear = nn.Linear(shape.width, shape.channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(shape.width, 2 * shape.width))
+        self.adaLN_modulation = modulation
 
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
@@ -200,20 +210,48 @@ class FluxTransformer(BlockTransformer):
         super().__init__()
         self.shape = shape
         self.img_in = nn.Linear(shape.channels, shape.width)
+        self.add_conditioning()
+        self.txt_in = nn.Linear(shape.text_width, shape.width)
+        self.double_blocks = nn.ModuleList(self.double_block() for _ in range(shape.double_blocks))
+        self.single_blocks = nn.ModuleList(self.single_block() for _ in range(shape.single_blocks))
+        self.final_layer = FinalLayer(shape, self.last_modulation())
+
+    def add_conditioning(self) -> None:
+        """Add the modules that `conditioning` calls."""
+        shape = self.shape
         self.time_in = Embedder(TIME_CHANNELS, shape.width)
         self.vector_in = Embedder(shape.pooled_width, shape.width)
         if shape.guidance:
             self.guidance_in = Embedder(TIME_CHANNELS, shape.width)
-        self.txt_in = nn.Linear(shape.text_width, shape.width)
-        self.double_blocks = nn.ModuleList(DoubleBlock(shape) for _ in range(shape.double_blocks))
-        self.single_blocks = nn.ModuleList(SingleBlock(shape) for _ in range(shape.single_blocks))
-        self.final_layer = FinalLayer(shape)
+
+    def double_block(self) -> DoubleBlock:
+        width = self.shape.width
+        return DoubleBlock(self.shape, img_mod=Modulation(width, 2), txt_mod=Modulation(width, 2))
+
+    def single_block(self) -> SingleBlock:
+        return SingleBlock(self.shape, Modulation(self.shape.width, 1))
+
+    def last_modulation(self) -> nn.Module:
+        return nn.Sequential(nn.SiLU(), nn.Linear(self.shape.width, 2 * self.shape.width))
+
+    def conditioning(
+        self, pooled: Tensor | None, timesteps: Tensor, guidance: Tensor | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        """Return the vectors from which each double block, each single block and the last layer compute their
+        modulation: one vector (B, W) for all."""
+        assert pooled is not None
+        dtype = self.dtype
+        vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
+        if self.shape.guidance:
+            assert guidance is not None, "FLUX.1 dev needs a guidance value"
+            vec = vec + self.guidance_in(timestep_embedding(guidance).to(dtype))
+        return [vec] * self.shape.double_blocks, [vec] * self.shape.single_blocks, vec
 
     def forward(
         self,
         img: Tensor,
         txt: Tensor,
-        pooled: Tensor,
+        pooled: Tensor | None,
         timesteps: Tensor,
         guidance: Tensor | None,
         grid: Grid,
@@ -228,22 +266,19 @@ class FluxTransformer(BlockTransformer):
         -> (B, M, 64), M tokens of the noisy image.
         """
         dtype = self.dtype
-        vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
-        if self.shape.guidance:
-            assert guidance is not None, "FLUX.1 dev needs a guidance value"
-            vec = vec + self.guidance_in(timestep_embedding(guidance).to(dtype))
+        of_doubles, of_singles, of_last = self.conditioning(pooled, timesteps, guidance)
         img, txt = with_gradients(self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype)))
         rope = rope_table(self.shape, txt.shape[1], (grid, *control_grids), img.device)
         mask = None if txt_mask is None else joint_mask(txt_mask, img.shape[1])
 
-        for block in self.double_blocks:
+        for block, vec in zip(self.double_blocks, of_doubles, strict=True):
             img, txt = self.run_block(block, (img, txt), vec, rope, mask)
         x = torch.cat((txt, img), dim=1)
-        for block in self.single_blocks:
+        for block, vec in zip(self.single_blocks, of_singles, strict=True):
             (x,) = self.run_block(block, (x,), vec, rope, mask)
         start = txt.shape[1]
         predicted = math.prod(grid)
-        return self.final_layer(x[:, start : start + predicted], vec)
+        return self.final_layer(x[:, start : start + predicted], of_last)
 
 
 def joint_mask(txt_mask: Tensor, tokens: int) -> Tensor:

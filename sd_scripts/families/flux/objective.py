@@ -1,6 +1,6 @@
 """FLUX.1's training objective: flow matching, in which the model predicts the velocity from image to noise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +25,24 @@ OBJECTIVE_METADATA = (
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each image (B,) float32."""
-    objective = settings[FlowOptions]
-    model = inputs.model
-    noisy, t, loss_weight = model["noisy"], model["timesteps"], model["loss_weight"]
+    noisy, t = inputs.model["noisy"], inputs.model["timesteps"]
     prediction = predict(
         components.denoiser,
         noisy,
         t,
         inputs.text,
-        guidance_vector(components, t, objective.guidance_scale),
+        guidance_vector(components, t, settings[FlowOptions].guidance_scale),
         masked=settings[FluxModelOptions].apply_t5_attn_mask,
         controls=inputs.controls,
     )
+    return prediction_loss(prediction, inputs.model, settings)
+
+
+def prediction_loss(prediction: Tensor, inputs: Mapping[str, Tensor], settings: Settings) -> Tensor:
+    """Return the loss of each image (B,) float32, of the model's output (B, 16, h, w), read as model_prediction_type
+    specifies, and what flow_inputs returned."""
+    objective = settings[FlowOptions]
+    noisy, t, loss_weight = inputs["noisy"], inputs["timesteps"], inputs["loss_weight"]
     # only raw compares velocities; the others exist for settings written for sd-scripts
     if objective.model_prediction_type == "additive":
         prediction = prediction + noisy
@@ -44,7 +50,7 @@ def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tens
         prediction = noisy - expand_to(t, noisy) * prediction
         loss_weight = loss_weight * loss_weights(t, objective.weighting_scheme)
     return diffusion_loss(
-        prediction, model["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=model.get("mask")
+        prediction, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
     )
 
 

@@ -1,6 +1,6 @@
 """Sample FLUX.1 images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -22,32 +22,54 @@ from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
 
+Predict = Callable[[Tensor, Tensor, dict[str, Tensor], list[Tensor]], Tensor]
+"""Noisy latents (B, 16, h, w), timesteps (B,), text outputs of B captions, latents of the control images -> the
+velocity."""
+
 
 def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, as sample_flow does. Both captions are read together."""
+    flux = cast(FluxTransformer, components.denoiser)
+    masked = settings[FluxModelOptions].apply_t5_attn_mask
+
+    def predicted(noisy: Tensor, at: Tensor, outputs: dict[str, Tensor], controls: list[Tensor]) -> Tensor:
+        guidance = guidance_vector(components, at, prompts[0].guidance)
+        return predict(flux, noisy, at, outputs, guidance, masked=masked, controls=controls)
+
+    # schnell was distilled with uniform steps
+    return sample_predictions(components, prompts, text, settings, predicted, shifts=flux.shape.guidance)
+
+
+def sample_predictions(
+    components: Components,
+    prompts: Sequence[SamplePrompt],
+    text: dict[str, Tensor],
+    settings: Settings,
+    predicted: Predict,
+    *,
+    shifts: bool,
+) -> list[Media]:
+    """Generate images of what a transformer predicts; `shifts`: more steps at high noise for larger images."""
     prompt = prompts[0]
     images = len(prompts)
-    captions = len(text["l_pooled"])
+    captions = len(text["t5_out"])
     flux = cast(FluxTransformer, components.denoiser)
 
     def sigmas_of(noise: Tensor) -> Tensor:
         rows, columns = grid_of(noise)
-        shift = shift_of(rows * columns) if flux.shape.guidance else 1.0  # schnell was distilled with uniform steps
-        return sampling_sigmas(prompt.steps, shift)
+        return sampling_sigmas(prompt.steps, shift_of(rows * columns) if shifts else 1.0)
 
     def velocity_of(control_latents: list[Tensor]) -> Velocity:
         outputs = {name: each.to(flux.device).repeat_interleave(images, 0) for name, each in text.items()}
         controls = [each.expand(captions * images, -1, -1, -1) for each in control_latents]
-        masked = settings[FluxModelOptions].apply_t5_attn_mask
 
         def velocity(latents: Tensor, t: Tensor) -> Tensor:
             noisy = latents.repeat(captions, 1, 1, 1)
-            at = t.expand(captions * images)
-            guidance = guidance_vector(components, at, prompt.guidance)
-            predicted = predict(flux, noisy, at, outputs, guidance, masked=masked, controls=controls)
-            return apply_guidance(predicted, prompt.scale, images)
+            return apply_guidance(
+                predicted(noisy, t.expand(captions * images), outputs, controls), prompt.scale, images
+            )
 
         return velocity
 

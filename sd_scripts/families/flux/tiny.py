@@ -99,11 +99,11 @@ def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, n
         randomize(module, generator)
     modulations = [module.lin for module in transformer.modules() if isinstance(module, Modulation)]
     weaken_conditioning(modulations, transformer.get_submodule("final_layer.adaLN_modulation.1"))  # type: ignore[arg-type]
-    _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
+    fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
-def _fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generator) -> None:
+def fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generator) -> None:
     """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
     attention_outputs = [_attention_output(block) for block in (*transformer.double_blocks, *transformer.single_blocks)]
     with without_attention(attention_outputs, generator):

@@ -36,7 +36,7 @@ def write_mp4(path: Path, frames: Iterable[Image.Image], fps: float, texts: Mapp
     """Write a clip as H.264 in an MP4 file, with `texts` as metadata by key and the header first, so that it plays
     while it is loaded. Raises OSError if it cannot be written.
 
-    `path` need not end in .mp4. An odd side gets a copy of its last row or column, since chroma has half the size.
+    `path` need not end in .mp4. An odd side gets a copy of its last row or column, since colour has half the size.
     """
     import av
 

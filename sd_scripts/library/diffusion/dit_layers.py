@@ -66,9 +66,9 @@ def clip_positions(grid: Grid3d) -> Tensor:
     return torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64) for size in grid))
 
 
-def timestep_embedding(t: Tensor) -> Tensor:
-    """Timesteps or guidance (B,) -> (B, 256) float32, cosines first, after scaling by 1000."""
-    half = TIME_CHANNELS // 2
+def timestep_embedding(t: Tensor, channels: int = TIME_CHANNELS) -> Tensor:
+    """Timesteps or guidance (B,) -> (B, channels) float32, cosines first, after scaling by 1000."""
+    half = channels // 2
     rates = torch.exp(-math.log(ROPE_BASE) / half * torch.arange(half, device=t.device, dtype=torch.float32))
     angles = 1000.0 * t.float()[:, None] * rates
     return torch.cat((angles.cos(), angles.sin()), dim=-1)

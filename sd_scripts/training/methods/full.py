@@ -256,10 +256,12 @@ def _encoder_rates(family: Family, options: FullOptions, base: float) -> list[fl
 
 def _weights(family: Family, components: Components, options: FullOptions, base: float) -> Iterator[Weight]:
     """Yield every weight of the denoiser and of the text encoders that are trained, at its learning rate, which is
-    `base` unless the options set one for its part of the model."""
+    `base` unless the options set one for its part of the model, and 0 if the family keeps it frozen."""
     rates = options.block_rates
     for name, parameter in components.denoiser.named_parameters():
-        if rates and family.blocks.index:
+        if family.frozen and name.startswith(family.frozen):
+            yield Weight(f"denoiser.{name}", parameter, "unet", 0.0)
+        elif rates and family.blocks.index:
             block = family.blocks.index(name)
             yield Weight(f"denoiser.{name}", parameter, f"unet_block{block}", rates[block])
         else:

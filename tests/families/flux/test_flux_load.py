@@ -474,8 +474,8 @@ def test_files_in_each_others_fields_are_reported(files: dict[str, str]) -> None
             "is not a FLUX.1 transformer but a Stable Diffusion 2.x checkpoint",
         ),
         (
-            ["double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.x"],
-            "is Chroma, which cannot be trained here",
+            ["double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.in_proj.weight"],
+            "is not a FLUX.1 transformer but Chroma; train Chroma with chroma_train_network.py",
         ),
         (["double_blocks.0.img_attn.qkv.weight"], "is incomplete; missing: 'img_in.weight'"),
         (

@@ -38,7 +38,6 @@ AUTOENCODER = "FLUX.1 autoencoder"
 TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
 """Keys of a transformer of this kind, in the original layout and in diffusers'."""
 VARIANTS = (
-    ("distilled_guidance_layer.", "Chroma"),
     ("double_stream_modulation_img.", "FLUX.2"),
     ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
 )
@@ -107,7 +106,7 @@ CARD = FamilyCard(
     capabilities=frozenset(
         {
             *("batches", "blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"),
-            "prediction_types",
+            *("pooled_captions", "prediction_types"),
         }
     ),
     choices={"timestep_sampling": ("flux_shift",)},

@@ -1,9 +1,16 @@
 """Rules between options that concern FLUX.1 only; see `settings/checks/between.py`."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 from sd_scripts.families.cards.registry import is_built_in_network
-from sd_scripts.families.flux.card.options import RECOMMENDED, FluxNetworkOptions, trains_t5xxl
+from sd_scripts.families.flux.card.options import (
+    RECOMMENDED,
+    FluxModelOptions,
+    FluxNetworkOptions,
+    trains_t5xxl,
+)
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.flow import FlowOptions
@@ -11,17 +18,18 @@ from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.spec import Findings, OptionValues
 
 
-def t5_trained_from_cached_outputs(values: OptionValues) -> Findings:
+def t5_trained_from_cached_outputs(values: OptionValues, number: int = 1) -> Findings:
+    """`number`: index of T5 among the text encoders."""
     cache = values[CacheOptions]
     network = values[NetworkOptions]
     optimizer = values[OptimizerOptions]
     layers = values[FluxNetworkOptions]
-    trained = not network.network_train_unet_only and network.rate_of_encoder(1, optimizer.learning_rate)
+    trained = not network.network_train_unet_only and network.rate_of_encoder(number, optimizer.learning_rate)
     if cache.caches_text and trained and trains_t5xxl(network, layers):
         yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
-def t5_lr_without_t5_training(values: OptionValues) -> Findings:
+def t5_lr_without_t5_training(values: OptionValues, number: int = 1) -> Findings:
     network = values[NetworkOptions]
     optimizer = values[OptimizerOptions]
     layers = values[FluxNetworkOptions]
@@ -29,8 +37,9 @@ def t5_lr_without_t5_training(values: OptionValues) -> Findings:
         return
     if network.network_train_unet_only:
         yield "train_t5xxl", "has no effect with network_train_unet_only"
-    elif not network.rate_of_encoder(1, optimizer.learning_rate):
-        yield "train_t5xxl", "has no effect: text_encoder_lr is 0 for T5, its second value"
+    elif not network.rate_of_encoder(number, optimizer.learning_rate):
+        position = ", its second value" if number else ""
+        yield "train_t5xxl", f"has no effect: text_encoder_lr is 0 for T5{position}"
 
 
 def layer_ranks_with_external_network(values: OptionValues) -> Findings:
@@ -43,16 +52,23 @@ def layer_ranks_with_external_network(values: OptionValues) -> Findings:
             yield field.name, f"has no effect on {network.network_module}, which reads only network_args"
 
 
-def prediction_type_not_recommended(values: OptionValues) -> Findings:
+def prediction_type_not_recommended(
+    values: OptionValues, title: str = "FLUX.1", recommendations: Mapping[str, Any] = RECOMMENDED
+) -> Findings:
     objective = values[FlowOptions]
-    if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
+    if objective.model_prediction_type == recommendations["model_prediction_type"]:
         return
-    recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
+    recommended = ", ".join(f"{name} = {value}" for name, value in recommendations.items())
     yield (
         "model_prediction_type",
-        f"{objective.model_prediction_type} does not match what FLUX.1 predicts; recommended: {recommended}",
+        f"{objective.model_prediction_type} does not match what {title} predicts; recommended: {recommended}",
     )
 
 
-PROBLEMS = (t5_trained_from_cached_outputs,)
+def type_of_another_model(values: OptionValues) -> Findings:
+    if values[FluxModelOptions].model_type == "chroma":
+        yield "model_type", "chroma needs the scripts of Chroma; set flux, or use those"
+
+
+PROBLEMS = (t5_trained_from_cached_outputs, type_of_another_model)
 REMARKS = (t5_lr_without_t5_training, layer_ranks_with_external_network, prediction_type_not_recommended)

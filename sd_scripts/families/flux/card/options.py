@@ -1,7 +1,7 @@
 """Options that only FLUX.1 has: its files, how captions are read, the ranks of its layers."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options.networks.network import NetworkOptions
@@ -23,6 +23,7 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         "The CLIP-L text encoder, such as clip_l.safetensors. Not needed for a diffusers folder.",
         label="CLIP-L",
         placeholder="/models/clip_l.safetensors",
+        needs="pooled_captions",
     )
     t5xxl: str | None = path_option(
         "The T5-XXL text encoder, such as t5xxl_fp16.safetensors; fp16, bf16 and fp8 files work. "
@@ -43,20 +44,19 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
     apply_t5_attn_mask: bool = switch(
         "Mask the padding of short captions for T5 and the transformer. FLUX.1 was trained with this off.",
         label="T5 attention mask",
+        needs="pooled_captions",  # Chroma always masks
     )
-    model_type: Literal["flux", "chroma"] = option("flux", "Architecture of the transformer.")
+    model_type: Literal["flux", "chroma"] = option(
+        "flux", "Architecture of the transformer, by which sd-scripts distinguishes Chroma from FLUX.1."
+    )
     controlnet_model_name_or_path: str | None = path_option(
         "A FLUX.1 ControlNet.", not_yet="ControlNet training is not supported; remove it"
     )
 
-    def check(self) -> Iterable[tuple[str, str]]:
-        if self.model_type == "chroma":
-            yield "model_type", "Chroma is not supported; choose a FLUX.1 model and set model_type = flux"
 
-
-def _rank(layers: str, them: str = "it") -> int | None:
+def _rank(layers: str, them: str = "it", **more: Any) -> int | None:
     """Declare the rank of a kind of layer."""
-    return optional(f"Rank of the {layers}. Default: network_dim; 0 skips {them}.", within=(0, 4096))
+    return optional(f"Rank of the {layers}. Default: network_dim; 0 skips {them}.", within=(0, 4096), **more)
 
 
 class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
@@ -66,10 +66,10 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
     txt_attn_dim: int | None = _rank("text attention")
     img_mlp_dim: int | None = _rank("image MLP")
     txt_mlp_dim: int | None = _rank("text MLP")
-    img_mod_dim: int | None = _rank("image modulation")
-    txt_mod_dim: int | None = _rank("text modulation")
+    img_mod_dim: int | None = _rank("image modulation", needs="pooled_captions")
+    txt_mod_dim: int | None = _rank("text modulation", needs="pooled_captions")
     single_dim: int | None = _rank("single blocks", them="them")
-    single_mod_dim: int | None = _rank("modulation in single blocks")
+    single_mod_dim: int | None = _rank("modulation in single blocks", needs="pooled_captions")
     in_dims: str | None = optional(
         "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Default: not "
         "trained.",

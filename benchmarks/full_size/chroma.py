@@ -1,0 +1,40 @@
+"""Chroma with random weights, and the runs that the benchmark times with it, the same as FLUX.1's."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from benchmarks.full_size.flux import OPTIONS as FLUX_OPTIONS
+from benchmarks.full_size.flux import QUIET
+from benchmarks.full_size.flux import ROWS as ROWS
+from benchmarks.full_size.weights import random_weights, unknown
+from sd_scripts.families.chroma.card import CARD
+from sd_scripts.families.chroma.full_size import modules as modules
+from sd_scripts.families.common.components import DENOISER
+from sd_scripts.library.files.safetensors_io import save_model
+
+OPTIONS = {
+    method: {name: value for name, value in options.items() if name != "guidance_scale"}
+    for method, options in FLUX_OPTIONS.items()
+}
+"""Options of all rows, by training method."""
+
+
+def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
+    """Call the transformer on the meta device for one image of this size in pixels."""
+    grid = height // 16, width // 16
+    img, txt = unknown(1, grid[0] * grid[1], 64), unknown(1, 128, 4096)
+    predicted: Tensor = denoiser(img, txt, None, unknown(1), None, grid)
+    return predicted
+
+
+def write_files(folder: Path) -> dict[str, Path]:
+    """Write the model's files, 27 GB in bf16; return them by the options that name them."""
+    files = {}
+    for component in CARD.files.components:
+        weights = random_weights(modules()[component.name])
+        if component.name == DENOISER:
+            weights["distilled_guidance_layer.out_proj.weight"] *= QUIET
+        files[component.option] = folder / f"{component.option}.safetensors"
+        save_model(files[component.option], weights, {})
+    return files

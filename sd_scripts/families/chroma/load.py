@@ -1,0 +1,48 @@
+"""Chroma's components: how each is created from its files and stored in memory, and which do not fit together."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from sd_scripts.families.chroma.card import CARD, T5_LENGTH
+from sd_scripts.families.chroma.keys import original_layout
+from sd_scripts.families.chroma.lora import TRANSFORMER
+from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
+from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.encoders.t5 import finish_t5
+from sd_scripts.families.common.problems import network_problems, width_problems
+from sd_scripts.families.flux import load as flux
+from sd_scripts.families.flux.card.options import FluxModelOptions
+from sd_scripts.settings.settings import Settings
+
+T5XXL = "text_encoder1"
+LAYOUTS = {
+    DENOISER: replace(
+        flux.LAYOUTS[DENOISER],
+        make=lambda shapes: ChromaTransformer(ChromaParams.of(shapes)),
+        unify=original_layout,
+    ),
+    T5XXL: flux.LAYOUTS[flux.T5XXL],
+    VAE: flux.LAYOUTS[VAE],
+}
+
+
+def prepare(components: Components, settings: Settings) -> None:
+    sources = components.sources
+    t5 = sources[T5XXL]
+    sources[T5XXL] = replace(t5, finish=partial(finish_t5, dtype=t5.dtype))
+    components.extras = {"t5_length": settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTH}
+
+
+def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+    """Return problems of components of a different model, and of options that the transformer limits."""
+    params: ChromaParams = sources[DENOISER].empty.shape  # type: ignore[assignment]
+    expected = {
+        T5XXL: ("d_model", params.text_width, "vectors of {} values"),
+        VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
+    }
+    return [
+        *width_problems(sources, CARD, expected),
+        *flux.BLOCK_LISTS.swap_problems(sources[DENOISER].empty, settings),
+        *network_problems(sources[DENOISER], TRANSFORMER, settings),
+    ]

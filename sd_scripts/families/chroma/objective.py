@@ -1,0 +1,38 @@
+"""Chroma's training objective: FLUX.1's flow matching, without guidance, with the padding of captions masked."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sd_scripts.families.chroma.text import MASK, STATES
+from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import option_metadata
+from sd_scripts.families.flux.objective import OBJECTIVE_METADATA, prediction_loss
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.settings.settings import Settings
+
+
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    """Return the loss of each image (B,) float32."""
+    model = inputs.model
+    prediction = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text)
+    return prediction_loss(prediction, model, settings)
+
+
+def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor]) -> Tensor:
+    """Predict the velocity, noise - image, (B, 16, h, w) float32.
+
+    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, without a mask if nothing is
+    padded.
+    """
+    chroma: Any = transformer
+    grid = grid_of(noisy)
+    tokens = chroma(pack(noisy), text[STATES], None, timesteps, None, grid, text.get(MASK))
+    return unpack(tokens, grid).float()
+
+
+def metadata(settings: Settings, components: Components) -> dict[str, str]:
+    """Return the metadata that LoRA files of Chroma have in addition to every family's, as sd-scripts writes them."""
+    always = {"ss_model_type": "chroma", "ss_apply_t5_attn_mask": "True", "ss_guidance_scale": "0.0"}
+    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA) | always

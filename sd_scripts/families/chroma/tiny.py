@@ -1,0 +1,69 @@
+"""Chroma in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+from torch import nn
+from transformers import T5EncoderModel
+
+from sd_scripts.families.chroma.card import CARD
+from sd_scripts.families.chroma.load import LAYOUTS, T5XXL
+from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.flux import keys
+from sd_scripts.families.flux.tiny import T5_WIDTH, fit, t5_config
+from sd_scripts.library.files.state_dicts import State
+from sd_scripts.library.text.tokenizers import T5_ROWS
+from sd_scripts.testing import miniature
+from sd_scripts.testing.miniature import (
+    AUTOENCODER,
+    CONDITIONING,
+    Miniature,
+    calibrate,
+    randomize,
+    states_of,
+    t5_tokenizer,
+)
+
+SHAPE = ChromaParams(
+    width=64,
+    heads=2,
+    mlp_width=256,
+    text_width=T5_WIDTH,
+    double_blocks=3,  # the fewest that can take turns, with blocks_to_swap = 2
+    single_blocks=4,
+    approximator_width=48,
+    approximator_layers=2,
+)
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Create the three files of a Chroma, the tokenizer next to them, and captioned images: a few MB, in seconds."""
+    return miniature.write_miniature(CARD, folder, (t5_tokenizer(),), in_files(states_of(tiny_modules())))
+
+
+def in_files(states: Mapping[str, State]) -> dict[str, State]:
+    """Return the tensors of these state dicts by component, under the names that files have."""
+    return {name: LAYOUTS[name].write(state) for name, state in states.items()}
+
+
+write_narrow = write_miniature
+"""Its blocks are equal, as Chroma's are, so it needs the same number of compiled graphs."""
+
+
+@torch.no_grad()
+def tiny_modules() -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
+    transformer = ChromaTransformer(SHAPE)
+    vae = AutoencoderKL(latent_channels=16, **keys.AUTOENCODER, **AUTOENCODER)
+    modules = {DENOISER: transformer, T5XXL: T5EncoderModel(t5_config(T5_ROWS)), VAE: vae}
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    last = transformer.distilled_guidance_layer.out_proj
+    last.weight.mul_(CONDITIONING)
+    last.bias.fill_(0.5)  # each block adds half of its output
+    fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
+    return modules
