@@ -15,11 +15,12 @@ from sd_scripts.options.spec import Option
 from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.generate_settings import DEFAULTS
+from sd_scripts.settings.sweeps import SWEPT
 
 HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_directory")
 """Options that the page sets itself, or that have no meaning here."""
-ROWS = ("lora_weights", "lora_multiplier", "control_image_path")
-"""Options with a list of rows instead of their controls: adapters and control images."""
+ROWS = ("lora_weights", "lora_multiplier", "control_image_path", "sweep")
+"""Options with a list of rows instead of their controls: adapters, control images and values to compare."""
 IMAGES = (
     *("prompt", "negative_prompt", "width", "height", "frames", "fps", "steps", "scale", "guidance", "shift"),
     *("sampler", "image_path", "end_image_path", "image_seed", "images_per_prompt", "batch_size"),
@@ -50,6 +51,7 @@ def form() -> list[dict[str, Any]]:
             "title": FAMILY_TITLES[script.family],
             "multiple": card_of(script.family).side_multiple,
             "controls": card_of(script.family).has(CONTROLS.needs),
+            "swept": [[o.name, o.label] for o in options_of(script.family).values() if o.name in SWEPT],
             "panels": [
                 {"title": title, "open": title == "Model", "fields": [_field(o, script.family) for o in fields]}
                 for title, fields in _panels(script.family)

@@ -34,6 +34,7 @@ from sd_scripts.runs.run_state import RunState
 from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, script_for
 from sd_scripts.settings.generate_settings import of_generating, problems, prompts_of, settings_of
 from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.sweeps import cells_of
 
 MOST_IMAGES = 120
 """Images in the gallery, the newest ones."""
@@ -96,9 +97,19 @@ class GenerateRoutes:
         values["image_dir"] = str(absolute(values.get("image_dir")))
         settings = settings_of(family, {}, values)
         outside = self._allowed_paths.problems_of(settings) or self._images_outside(settings)
+        outside = outside or self._swept_outside(settings)
         if sentences := outside or problems(settings):
             raise _links(family).refusal(list(sentences))
         return {"id": self._job.generate(family, values)}
+
+    def _swept_outside(self, settings: Settings) -> list[str]:
+        """Return a sentence for each file among the values to compare that the page may not read."""
+        try:
+            cells = cells_of(settings)
+        except ValueError:  # reported with the other problems
+            return []
+        found = (self._allowed_paths.problems_of(cell.settings) for cell in cells)
+        return list(dict.fromkeys(problem for problems in found for problem in problems))
 
     def _images_outside(self, settings: Settings) -> list[str]:
         """Return a sentence for each image in prompts, to edit or to begin with, that the page may not read."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from sd_scripts.formats.disk import saving
 from sd_scripts.formats.images.image_parameters import text_chunks
 from sd_scripts.generating.adapters import title_of
 from sd_scripts.generating.generator import Generator
+from sd_scripts.generating.sweep_grid import SweepGrid
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.generate import PREVIEW, GenerateOptions
@@ -30,6 +33,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.generate_settings import adapters_of, batches_of, model_values, prompt_warnings
 from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.sweeps import Cell, cells_of, seeded
 
 Payload = dict[str, Any]
 PREVIEW_SIDE = 512
@@ -57,18 +61,26 @@ class Worker:
         """Generate all images of a request and return their files. `check` is called after each sampling step and ends
         the work by an exception. Raises ValueError, one sentence, for what cannot be done, and OSError if an image
         cannot be written."""
-        batches = batches_of(settings)
+        cells = cells_of(seeded(settings, secrets.randbits(32)))
+        batches = [(cell, batch) for cell in cells for batch in batches_of(cell.settings)]
         for text in prompt_warnings(settings):
             self._reporter.warn(text)
-        with self.generator(settings) as generator:
-            generator.encode([batch[0] for batch in batches])
-            files: list[Path] = []
-            # a smaller batch would need graphs of its own
-            at_least = max(map(len, batches)) if settings[CompileOptions].compile else 1
-            for batch in batches:
-                progress = Progress(made=len(files), total=sum(map(len, batches)), id=id, check=check)
-                files += self._batch(generator, settings, batch, progress, at_least)
-            return files
+        grid = SweepGrid(cells)
+        files: list[Path] = []
+        # a smaller batch would need graphs of its own
+        at_least = max(len(batch) for _, batch in batches) if settings[CompileOptions].compile else 1
+        # those with the same adapters together: changing them takes time
+        for _, some in itertools.groupby(sorted(batches, key=_adapters), key=_adapters):
+            work = list(some)
+            with self.generator(work[0][0].settings) as generator:
+                generator.encode([batch[0] for _, batch in work])
+                for cell, batch in work:
+                    total = sum(len(each) for _, each in batches)
+                    progress = Progress(made=len(files), total=total, id=id, check=check)
+                    made = self._batch(generator, cell, batch, progress, at_least)
+                    files += [file for file, _ in made]
+                    grid.add(cell, made)
+        return [*files, *grid.write()]
 
     @contextmanager
     def generator(self, settings: Settings) -> Iterator[Generator]:
@@ -98,12 +110,13 @@ class Worker:
     def _batch(
         self,
         generator: Generator,
-        settings: Settings,
+        cell: Cell,
         batch: Sequence[SamplePrompt],
         progress: Progress,
         at_least: int,
-    ) -> list[Path]:
+    ) -> list[tuple[Path, SamplePrompt]]:
         """Generate images together, and write them; with fewer than `at_least`, some more that are not kept."""
+        settings = cell.settings
         began = time.perf_counter()
         graphs = graph_count()
 
@@ -118,14 +131,15 @@ class Worker:
         seconds = round((time.perf_counter() - began) / len(batch), 2)
         files = []
         for number, (prompt, media) in enumerate(made, progress.made):
-            values = parameters(settings, prompt, media)
-            files.append(self._write(settings[GenerateOptions], media, values))
-            fields: Payload = {"path": str(files[-1]), "id": progress.id, "number": number, **media.facts}
+            values = parameters(settings, prompt, media) | ({"sweep": cell.words} if cell.labels else {})
+            path = self._write(settings[GenerateOptions], media, values)
+            files.append((path, prompt))
+            fields: Payload = {"path": str(path), "id": progress.id, "number": number, **media.facts}
             fields |= {"parameters": values, "seconds": seconds}
             if compiled and number == progress.made:
                 fields["graphs"] = compiled
             self._reporter.emit("image", **fields)
-            print(f"{files[-1]} ({seconds:.1f} s)", flush=True)
+            print(f"{path} ({seconds:.1f} s)", flush=True)
         return files
 
     def _write(self, options: GenerateOptions, media: Media, values: Payload) -> Path:
@@ -141,6 +155,10 @@ class Worker:
             return "batch_size: out of GPU memory; set fewer images at a time"
         remedy = f"set {' or '.join(ways)}, or choose" if ways else "choose"
         return f"width, height: out of GPU memory; {remedy} a smaller size"
+
+
+def _adapters(work: tuple[Cell, Sequence[SamplePrompt]]) -> str:
+    return repr(adapters_of(work[0].settings[GenerateOptions]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The settings of a script that generates images: read from a command line or a request, and checked without torch."""
 
+import itertools
 import math
 import os
 import sys
@@ -37,6 +38,7 @@ from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.preflight import Check, found_by, why_no_folder
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Groups, Problem, Script, Settings
+from sd_scripts.settings.sweeps import cells_of
 
 DEFAULTS = {"compile_mode": "max-autotune-no-cudagraphs"}
 """Option -> its default here: a model runs many steps of few shapes, and images of a different size would need CUDA
@@ -291,6 +293,8 @@ def problems(settings: Settings, *more: Check) -> list[Problem]:
 
 def prompts(valid: Settings) -> Iterator[str]:
     prompts_of(valid)
+    for cell in cells_of(valid):
+        prompts_of(cell.settings)
     yield from ()
 
 
@@ -310,7 +314,8 @@ def prompt_images(valid: Settings) -> Iterator[str]:
 def adapters(valid: Settings) -> Iterator[str]:
     """Check that the files are adapters for this family, as far as their headers show."""
     for name in FILES_OF.values():
-        for file in getattr(valid[GenerateOptions], name):
+        of_cells = [getattr(cell.settings[GenerateOptions], name) for cell in cells_of(valid)]
+        for file in dict.fromkeys([*getattr(valid[GenerateOptions], name), *itertools.chain(*of_cells)]):
             if why := model_checks.why_no_lora(Path(file), valid.script.family):
                 yield f"{name}: {why}"
 

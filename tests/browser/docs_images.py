@@ -19,12 +19,12 @@ from playwright.sync_api import sync_playwright
 
 from sd_scripts import demo
 from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.generating.labelled_grid import load_font, wrapped
 from sd_scripts.runs.comparison import FOLDER as COMPARISON
 from sd_scripts.runs.comparison import RESULT
 from sd_scripts.runs.store import RunStore
 from sd_scripts.testing import trained
 from sd_scripts.testing.demo_images import FOLDER, write_images
-from sd_scripts.tools.comparison.grid_image import load_font, wrapped
 from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
 from tests.support.captioning_models.tagging import write_tagger
 

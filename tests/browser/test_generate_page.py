@@ -99,6 +99,20 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     large.locator("[data-action=use-parameters]").click()
     expect(field("image_seed")).to_have_value("6")
 
+    # values of two options compared
+    field("images_per_prompt").fill("1")
+    for option, values in (("steps", "1, 2"), ("image_seed", "5, x")):
+        tab.locator("[data-action=add-sweep]").click()
+        tab.get_by_label("Option to compare").last.select_option(option)
+        tab.get_by_label("Values, separated by commas").last.fill(values)
+    expect(tab.locator("[data-action=add-sweep]")).to_be_hidden()
+    tab.locator("#generate-go").click()
+    expect(tab.locator(".message-error")).to_contain_text("image_seed: 'x' is not a whole number")
+    tab.get_by_label("Remove the comparison").last.click()
+    tab.locator("#generate-go").click()
+    expect(tab.locator(".generate-images .sample-label")).to_have_text(["grid", "steps 2", "steps 1"], timeout=TRAINING)
+    tab.get_by_label("Remove the comparison").click()
+
     # a clip, and one that was cut off
     told = {"prompt": "猫 <b>moves</b>", "steps": 7, "scale": 1.0, "seed": 9, "width": 64, "height": 64, "frames": 3}
     clip = make_clip(tmp_path / "clips" / "CLIP.MP4", texts=text_chunks(told))

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,19 +74,22 @@ def adapters(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> l
     """A LoRA of the denoiser, and one of the denoiser and a text encoder with a different rank."""
     folder = tmp_path_factory.mktemp("adapters")
     generator = generator_of(each_miniature)
+    kinds = enumerate([((DENOISER,), 2), ((DENOISER, "text_encoder1"), 3)])
+    return [write_adapter(folder / f"lora_{number}.safetensors", generator, *kind) for number, kind in kinds]
+
+
+def write_adapter(file: Path, generator: Generator, names: Sequence[str] = (DENOISER,), rank: int = 2) -> Path:
+    """Write a random LoRA of these components."""
+    torch.manual_seed(rank)
     family, components = generator.family, generator.components
-    made = []
-    for number, (names, rank) in enumerate([((DENOISER,), 2), ((DENOISER, "text_encoder1"), 3)]):
-        torch.manual_seed(number)
-        tensors = {}
-        for layer_name, (_, layer) in (item for name in names for item in layers_of(family, components, name).items()):
-            if isinstance(layer, torch.nn.Linear):
-                tensors[f"{layer_name}.lora_down.weight"] = torch.randn(rank, layer.in_features) / 8
-                tensors[f"{layer_name}.lora_up.weight"] = torch.randn(layer.out_features, rank) / 8
-                tensors[f"{layer_name}.alpha"] = torch.tensor(float(rank))
-        made.append(folder / f"lora_{number}.safetensors")
-        save_model(made[-1], tensors, {})
-    return made
+    tensors = {}
+    for layer_name, (_, layer) in (item for name in names for item in layers_of(family, components, name).items()):
+        if isinstance(layer, torch.nn.Linear):
+            tensors[f"{layer_name}.lora_down.weight"] = torch.randn(rank, layer.in_features) / 8
+            tensors[f"{layer_name}.lora_up.weight"] = torch.randn(layer.out_features, rank) / 8
+            tensors[f"{layer_name}.alpha"] = torch.tensor(float(rank))
+    save_model(file, tensors, {})
+    return file
 
 
 def generator_of(miniature: Any, **more: Any) -> Generator:

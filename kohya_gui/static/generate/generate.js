@@ -5,6 +5,7 @@
   const EVERY = 500; // milliseconds
   const IDLE_EVERY = 3000; // while no images are made
   const KEPT = "generate-form"; // in the browser
+  const GRID = "-grid.png"; // end of the name of a comparison
   let families = null; // from the server
   let home = null; // the elements of the form and of the gallery
   let known = "";
@@ -94,6 +95,26 @@
       .map((row) => ({ path: row.querySelector(".adapter-file").value.trim(), strength: Number(row.querySelector(".adapter-strength").value) }))
       .filter((each) => each.path);
 
+  // Options of which several values are compared
+
+  const AXES = 2;
+  const EXAMPLES = { lora_multiplier: "0.6, 0.8, 1", steps: "20, 30, 40", sampler: "euler_a, dpmsolver++", lora_weights: "/models/a.safetensors, /models/b.safetensors" };
+  const sweepRow = ({ name = "", values = "" } = {}) => {
+    const shape = () => {
+      listed.placeholder = EXAMPLES[option.value] ?? "first, second";
+      home.addSweep.hidden = home.sweeps.children.length >= AXES;
+    };
+    const option = select({ "aria-label": "Option to compare", onchange: () => (shape(), changed()) }, family().swept);
+    const listed = el("input", { type: "text", value: values, spellcheck: "false", "aria-label": "Values, separated by commas", oninput: changed });
+    if (name) option.value = name;
+    const remove = button("✕", () => (row.remove(), shape(), changed()), { "aria-label": "Remove the comparison" });
+    const row = el("div", { class: "sweep" }, option, listed, remove);
+    setTimeout(shape);
+    return row;
+  };
+  const sweeps = () =>
+    [...home.sweeps.children].map((row) => ({ name: row.querySelector("select").value, values: row.querySelector("input").value.trim() })).filter((each) => each.values);
+
   // Control images, such as the image to edit
 
   const controlRow = (path = "") => {
@@ -160,7 +181,7 @@
   function changed() {
     const all = kept();
     all.family = home.family.value;
-    all[all.family] = { values: filled(), adapters: adapters(), controls: controls() };
+    all[all.family] = { values: filled(), adapters: adapters(), controls: controls(), sweeps: sweeps() };
     localStorage.setItem(KEPT, JSON.stringify(all));
     asked = 0; // the folder may be a different one
     show();
@@ -173,7 +194,7 @@
   };
 
   /** Draw the form of the chosen family with these values over the defaults. */
-  const draw = ({ values = {}, adapters: files = [], controls: paths = [] } = {}) => {
+  const draw = ({ values = {}, adapters: files = [], controls: paths = [], sweeps: compared = [] } = {}) => {
     const panels = family().panels.map(({ title, open, fields: some }) => {
       const grid = el("div", { class: "generate-fields" }, ...some.map(fieldOf));
       if (!title) return grid;
@@ -185,7 +206,11 @@
     home.trained = el("select", { class: "adapters-of-runs", "aria-label": "Adapters of my runs", hidden: true, onchange: addTrained });
     const ways = el("div", { class: "control-ways" }, add, home.trained);
     const box = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "LoRAs and other adapters"), home.adapters, ways);
-    home.form.replaceChildren(...[controlBox(paths), first, box, ...rest].filter(Boolean));
+    home.sweeps = el("div", { class: "sweeps" });
+    home.addSweep = button("Compare values…", () => home.sweeps.append(sweepRow()), { "data-action": "add-sweep", title: "An image for each value of an option, or for each pair of values of two" });
+    home.sweeps.append(...compared.map(sweepRow));
+    const sweepBox = el("div", { class: "generate-adapters", id: "generate-sweep" }, home.sweeps, el("div", { class: "control-ways" }, home.addSweep));
+    home.form.replaceChildren(...[controlBox(paths), first, box, sweepBox, ...rest].filter(Boolean));
     offerAdapters();
     for (const field of fields()) put(field.name, values[field.name] ?? field.value);
     show();
@@ -195,7 +220,7 @@
   const fill = (answer) => {
     if (answer.family) home.family.value = answer.family;
     const before = kept()[home.family.value] ?? {};
-    draw({ values: { ...before.values, ...answer.values }, adapters: answer.adapters ?? before.adapters, controls: answer.controls ?? before.controls });
+    draw({ values: { ...before.values, ...answer.values }, adapters: answer.adapters ?? before.adapters, controls: answer.controls ?? before.controls, sweeps: before.sweeps });
     changed();
   };
 
@@ -203,6 +228,7 @@
     const files = adapters();
     /** @type {Record<string, any>} */
     const values = { ...filled(), lora_weights: files.map((each) => each.path).join("\n"), lora_multiplier: files.map((each) => each.strength).join(" ") };
+    values.sweep = sweeps().map(({ name, values: listed }) => `${name}=${listed}`).join("\n");
     if (family().controls) values.control_image_path = controls().join("\n");
     await attempt(home.said, () => send("generate", { family: home.family.value, values }));
     lookAgain();
@@ -312,8 +338,11 @@
       const { prompt } = image.parameters ?? {};
       const title = `${prompt ?? ""}\n${line(image)}`;
       const attributes = { class: "sample", "data-name": image.name, title };
+      const label = image.parameters?.sweep ?? (image.name.endsWith(GRID) ? "grid" : "");
       const shape = Studio.isClip(image.name) ? { clip: true, width: image.width, height: image.height } : {};
-      return button(Studio.media(source(image), prompt ?? image.name, shape), () => open(image), attributes);
+      const made = button(Studio.media(source(image), prompt ?? image.name, shape), () => open(image), attributes);
+      if (label) made.append(el("span", { class: "sample-label" }, label));
+      return made;
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
     write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} images in ${answer.folder}` : "");

@@ -82,6 +82,13 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
         within=(1, 64),
         needs="batches",
     )
+    sweep: list[str] = option(
+        [],
+        "Options of which several values are compared: one, such as lora_multiplier=0.6,0.8,1, or two, such as "
+        "steps=20,30 too, for an image of each pair. A labelled grid is made besides the images.",
+        label="Compare values",
+        placeholder="lora_multiplier=0.6,0.8,1",
+    )
     control_image_path: list[str] = option(
         [],
         "Control images, such as the image to edit, where the prompt names none (--ci). The model sees all of them.",

@@ -118,10 +118,10 @@ def test_a_setting_is_found_changed_and_shown_without_the_mouse(page: Any, tmp_p
     expect(words).to_be_focused()
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
+    expect(page.locator("#lora-huber_c.found-setting")).to_be_visible()  # for a few seconds
     field = page.locator("#lora-huber_c input")
     expect(field).to_be_focused()
     expect(field).to_have_value("0.3")
-    expect(page.locator("#lora-huber_c.found-setting")).to_be_visible()
     page.keyboard.press("F1")  # what the field is, from its documentation
     expect(dialog.locator(".search-detail h3")).to_have_text("Huber c")
     page.keyboard.press("Escape")

@@ -1,0 +1,100 @@
+"""Compare values of options: an image for each value of one option, or for each pair of values of two."""
+
+import csv
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sd_scripts.options.generating.generate import FILES_OF, GenerateOptions
+from sd_scripts.options.generating.prompt_lines import LARGEST_SEED, NEW_SEED
+from sd_scripts.options.spec import Option
+from sd_scripts.settings.settings import Settings
+
+SWEPT = (
+    *("lora_multiplier", "lora_weights", "steps", "scale", "guidance", "shift", "sampler", "image_seed"),
+    *("width", "height", "frames", "fps", "negative_prompt"),
+)
+"""Options with values to compare: those that leave the model as it is."""
+FIRST_OF = {*FILES_OF, *FILES_OF.values()}
+"""Options with lists, of which the first entry is compared."""
+MOST_CELLS = 400
+AXES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A place in the grid."""
+
+    settings: Settings
+    labels: Mapping[str, str]
+    """Option -> its value here, as it was written."""
+    column: int
+    row: int
+
+    @property
+    def words(self) -> str:
+        """Its values as text: "steps 20, scale 4"."""
+        return ", ".join(f"{name} {value}" for name, value in self.labels.items())
+
+
+def cells_of(settings: Settings) -> list[Cell]:
+    """Return the cells of the grid, row by row; without a sweep, one. All have the same seeds, unless seeds are
+    compared. Raises ValueError, one sentence."""
+    (across, values), (down, more) = _axes(settings)
+    return [
+        Cell(
+            settings=settings.replaced({**_value(settings, across, one), **_value(settings, down, other)}),
+            labels={name: value for name, value in ((across, one), (down, other)) if name},
+            column=column,
+            row=row,
+        )
+        for (row, other), (column, one) in itertools.product(enumerate(more), enumerate(values))
+    ]
+
+
+def seeded(settings: Settings, seed: int) -> Settings:
+    """Return settings with a sweep in which a prompt without a seed has this one in each cell."""
+    swept = {name for name, _ in _axes(settings)}
+    unset = settings[GenerateOptions].image_seed in (None, NEW_SEED)
+    has_sweep = any(swept) and "image_seed" not in swept
+    return settings.replaced({"image_seed": seed % (LARGEST_SEED + 1)}) if unset and has_sweep else settings
+
+
+def _axes(settings: Settings) -> list[tuple[str, Sequence[str]]]:
+    """Return the option and the values of each axis; an axis that is not used has neither, but one place."""
+    found = [_axis(settings, text) for text in settings[GenerateOptions].sweep]
+    if len(found) > AXES:
+        raise ValueError(f"sweep: compares {len(found)} options; compare one or two")
+    if len({name for name, _ in found}) < len(found):
+        raise ValueError(f"sweep: names {found[0][0]} twice; compare two different options")
+    axes = [*found, *[("", [""])] * (AXES - len(found))]
+    if (cells := len(axes[0][1]) * len(axes[1][1])) > MOST_CELLS:
+        raise ValueError(f"sweep: makes {cells:,} images of each prompt; compare at most {MOST_CELLS}")
+    return axes
+
+
+def _axis(settings: Settings, text: str) -> tuple[str, Sequence[str]]:
+    name, _, listed = text.partition("=")
+    name = name.strip().lstrip("-")
+    if name not in SWEPT or name not in settings.options:
+        known = ", ".join(each for each in SWEPT if each in settings.options)
+        raise ValueError(f"sweep: {text!r} is not an option with values, such as steps=10,20; choose among {known}")
+    values = [value.strip() for value in next(csv.reader([listed], skipinitialspace=True), []) if value.strip()]
+    if not values:
+        raise ValueError(f"sweep: {name} has no values; write {name}=first,second")
+    if name == "lora_multiplier" and not settings.value("lora_weights"):
+        raise ValueError("sweep: there is no adapter whose strength could be compared; set lora_weights")
+    option: Option = settings.options[name]
+    for value in values:
+        read = option.read([value] if option.many else value)
+        if problem := option.problem(read):
+            raise ValueError(f"sweep: {name}: {problem}")
+    return name, values
+
+
+def _value(settings: Settings, name: str, text: str) -> dict[str, object]:
+    """Return the option with its value in a cell, if the axis has one."""
+    if not name:
+        return {}
+    first = [text, *map(str, settings.value(name)[1:])] if name in FIRST_OF else text
+    return {name: settings.options[name].read(first)}
