@@ -37,7 +37,7 @@ def interrupted(folder: Path, module: str, *command: str) -> subprocess.Complete
         (["sd_scripts/finetune/merge_captions_to_metadata.py"], "sd_scripts.tools.captioning.merging"),
         (["-m", "sd_scripts.finetune.merge_dd_tags_to_metadata"], "sd_scripts.runs.tool"),
         (["sd_scripts/finetune/prepare_buckets_latents.py"], "sd_scripts.families.cards.model_file"),
-        (["-m", "sd_scripts.tools.svd_merge_lora"], "sd_scripts.settings.lora_tools"),
+        (["-m", "sd_scripts.tools.svd_merge_lora"], "sd_scripts.settings.tools.lora_tools"),
         (["sd_scripts/flux_kontext_train_network.py"], "sd_scripts.training.launch"),
     ],
 )

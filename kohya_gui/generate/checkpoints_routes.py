@@ -40,7 +40,7 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import RunRow
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import defaults, option_problems
+from sd_scripts.settings.tools.lora_tools import defaults, option_problems
 
 TOOL = "sd_scripts.tools.compare_checkpoints"
 OPTIONS: dict[str, Option] = {o.name: o for group in COMPARE_GROUPS for o in each_option(group)}

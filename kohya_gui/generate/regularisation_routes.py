@@ -29,9 +29,9 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.watched import WatchedRun
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import defaults, option_problems
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.tools.lora_tools import defaults, option_problems
 
 TOOL = "sd_scripts.tools.regularisation"
 OPTIONS: dict[str, Option] = {o.name: o for group in REGULARISATION for o in each_option(group)}

@@ -19,7 +19,7 @@ from sd_scripts.options.images.known_models import IMAGE_MODELS, MODEL_FILES
 from sd_scripts.options.images.tools import CropOptions, ImageModelOptions, MaskOptions, SizeOptions
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.image_tools import IMAGE_TOOLS, default_model, model_needed
+from sd_scripts.settings.tools.image_tools import IMAGE_TOOLS, default_model, model_needed
 
 SOURCES = IMAGE_SUFFIXES | UNREAD_IMAGES
 FORM = JobForm(

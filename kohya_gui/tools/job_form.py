@@ -19,8 +19,8 @@ from sd_scripts.options.spec import Option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.watched import WatchedRun
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import defaults, option_problems
 from sd_scripts.settings.settings import Groups
+from sd_scripts.settings.tools.lora_tools import defaults, option_problems
 
 MOST_IMAGES = 100_000
 """Images of a folder that a hint counts, and of a request."""

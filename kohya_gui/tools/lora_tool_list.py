@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sd_scripts.settings.lora_tools import (
+from sd_scripts.settings.settings import Groups
+from sd_scripts.settings.tools.lora_tools import (
     SAVING,
     BaseModelOptions,
     ConvertOptions,
@@ -18,7 +19,6 @@ from sd_scripts.settings.lora_tools import (
     SvdMergeOptions,
     WeightedMergeOptions,
 )
-from sd_scripts.settings.settings import Groups
 
 
 @dataclass(frozen=True, kw_only=True)

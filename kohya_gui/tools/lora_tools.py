@@ -18,7 +18,7 @@ from sd_scripts.formats.models.lora_header import summarize
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
 from sd_scripts.options.spec import Option
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import MergedOptions, defaults, input_problem, option_problems
+from sd_scripts.settings.tools.lora_tools import MergedOptions, defaults, input_problem, option_problems
 
 TOOLS = {tool.name: tool for tool in LORA_TOOLS}
 ROWS = ("models", "ratios", "lbws")

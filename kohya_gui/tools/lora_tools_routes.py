@@ -26,7 +26,7 @@ from kohya_gui.tools.lora_tools import (
 )
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
-from sd_scripts.settings.lora_tools import REPORT
+from sd_scripts.settings.tools.lora_tools import REPORT
 
 
 def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:

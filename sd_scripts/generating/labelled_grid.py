@@ -1,4 +1,4 @@
-"""Draw images as one with texts: heads above the columns, and a text beside each row."""
+"""Draw images as one with texts: heads above the columns, and a text next to each row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What stands beside a row, and the size of its images in pixels."""
+    """What stands next to a row, and the size of its images in pixels."""
 
     text: str
     note: str

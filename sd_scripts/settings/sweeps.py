@@ -16,7 +16,7 @@ SWEPT = (
 )
 """Options with values to compare: those that leave the model as it is."""
 FIRST_OF = {*FILES_OF, *FILES_OF.values()}
-"""Options with lists, of which the first entry is compared."""
+"""Options with lists whose first entry is compared."""
 MOST_CELLS = 400
 AXES = 2
 

@@ -6,7 +6,7 @@ python -m sd_scripts.tools.check_lora_weights lora.safetensors [--show_all_keys]
 import sys
 
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.lora_tools import InspectOptions, LoraInputOptions
+from sd_scripts.settings.tools.lora_tools import InspectOptions, LoraInputOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

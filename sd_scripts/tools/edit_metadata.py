@@ -13,7 +13,7 @@ from sd_scripts.formats.models.safetensors_metadata import edited, write_with_me
 from sd_scripts.formats.words import some
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.lora_tools import EditMetadataOptions, LoraInputOptions, OutputOptions
+from sd_scripts.settings.tools.lora_tools import EditMetadataOptions, LoraInputOptions, OutputOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sd_scripts.formats.models.safetensors_header import read_header
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.lora_tools import LoraInputOptions
+from sd_scripts.settings.tools.lora_tools import LoraInputOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

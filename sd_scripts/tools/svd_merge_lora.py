@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.lora_tools import SAVING, MergedOptions, SvdMergeOptions
+from sd_scripts.settings.tools.lora_tools import SAVING, MergedOptions, SvdMergeOptions
 from sd_scripts.tools.lora.command import Command, Given
 
 

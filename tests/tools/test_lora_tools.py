@@ -22,7 +22,7 @@ from sd_scripts.networks.adapter import layer_names
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import ENCODER_FILES, EncoderFileOptions
+from sd_scripts.settings.tools.lora_tools import ENCODER_FILES, EncoderFileOptions
 from sd_scripts.tools import (
     check_lora_weights,
     convert_lora,

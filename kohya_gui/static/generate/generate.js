@@ -95,7 +95,7 @@
       .map((row) => ({ path: row.querySelector(".adapter-file").value.trim(), strength: Number(row.querySelector(".adapter-strength").value) }))
       .filter((each) => each.path);
 
-  // Options of which several values are compared
+  // Options whose values are compared
 
   const AXES = 2;
   const EXAMPLES = { lora_multiplier: "0.6, 0.8, 1", steps: "20, 30, 40", sampler: "euler_a, dpmsolver++", lora_weights: "/models/a.safetensors, /models/b.safetensors" };

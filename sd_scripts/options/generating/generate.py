@@ -84,7 +84,7 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     )
     sweep: list[str] = option(
         [],
-        "Options of which several values are compared: one, such as lora_multiplier=0.6,0.8,1, or two, such as "
+        "Options whose values are compared: one, such as lora_multiplier=0.6,0.8,1, or two, such as "
         "steps=20,30 too, for an image of each pair. A labelled grid is made besides the images.",
         label="Compare values",
         placeholder="lora_multiplier=0.6,0.8,1",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.image_tools import IMAGE_TOOLS, read_settings
+from sd_scripts.settings.tools.image_tools import IMAGE_TOOLS, read_settings
 from sd_scripts.tools.lora.command import Command, Given
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sd_scripts.data.sources.images import Pixels, resize
 from sd_scripts.options.images.known_models import IMAGE_MODELS, MODEL_FILES
 from sd_scripts.options.images.tools import ImageModelOptions
-from sd_scripts.settings.image_tools import default_model
+from sd_scripts.settings.tools.image_tools import default_model
 from sd_scripts.tools.captioning.model_files import model_folder
 from sd_scripts.tools.captioning.tagger import session_of
 from sd_scripts.tools.images.cropping import grown

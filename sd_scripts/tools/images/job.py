@@ -33,7 +33,7 @@ from sd_scripts.options.images.tools import (
 )
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.image_tools import MODEL_OF
+from sd_scripts.settings.tools.image_tools import MODEL_OF
 from sd_scripts.tools.captioning.caption_store import common_folder
 from sd_scripts.tools.images import masks as mask_makers
 from sd_scripts.tools.images.copies import Copies, CopyNames, Row, size_text

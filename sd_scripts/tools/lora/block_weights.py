@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sd_scripts.networks.targets import LoraBlocks
-from sd_scripts.settings.lora_tools import read_block_weights
+from sd_scripts.settings.tools.lora_tools import read_block_weights
 
 Weigh = Callable[[str], float]
 """Name of a layer -> the weight of its block."""

@@ -16,8 +16,8 @@ from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
 from sd_scripts.settings.command_line import Parser, flag_of
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import filled, input_problem, option_problems
 from sd_scripts.settings.settings import Groups
+from sd_scripts.settings.tools.lora_tools import filled, input_problem, option_problems
 
 Values = Mapping[str, Any]
 OUTPUTS = ("save_to", "dst_path")

@@ -9,7 +9,7 @@ from sd_scripts.formats.words import some
 from sd_scripts.library.files.safetensors_io import PRECISIONS, save_model, with_hashes
 from sd_scripts.networks.files.lora_names import with_names_of
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.lora_tools import ConvertOptions, PrecisionOptions
+from sd_scripts.settings.tools.lora_tools import ConvertOptions, PrecisionOptions
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import ranks_of
 from sd_scripts.tools.lora.files import common_family, full_size_modules, in_precision, lora_metadata, open_lora

@@ -16,7 +16,7 @@ from sd_scripts.library.files.safetensors_stream import TensorFile
 from sd_scripts.networks.adapter import Tensors
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.lora_tools import ExtractOptions, ModelspecOptions, OutputOptions, PrecisionOptions
+from sd_scripts.settings.tools.lora_tools import ExtractOptions, ModelspecOptions, OutputOptions, PrecisionOptions
 from sd_scripts.tools.lora import svd
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, file_tensors, ranks_of

@@ -29,7 +29,7 @@ from sd_scripts.networks.adapters.lora import Pair
 from sd_scripts.networks.files.lora_files import LoraFile, read_lora
 from sd_scripts.networks.files.lora_names import with_our_names
 from sd_scripts.networks.plan import AdaptedModule
-from sd_scripts.settings.lora_tools import MergedOptions
+from sd_scripts.settings.tools.lora_tools import MergedOptions
 from sd_scripts.tools.lora.block_weights import Weigh, weigher
 
 Texts = dict[str, str]

@@ -30,7 +30,7 @@ from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import LoraBlocks, readable
 from sd_scripts.runs.reporter import Progress, Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.lora_tools import REPORT, InspectOptions, LoraInputOptions
+from sd_scripts.settings.tools.lora_tools import REPORT, InspectOptions, LoraInputOptions
 from sd_scripts.tools.lora import svd
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import flat

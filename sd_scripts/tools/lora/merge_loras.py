@@ -14,7 +14,7 @@ from sd_scripts.formats.words import printable
 from sd_scripts.networks.adapter import Tensors
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.lora_tools import (
+from sd_scripts.settings.tools.lora_tools import (
     MergedOptions,
     ModelspecOptions,
     OutputOptions,

@@ -19,7 +19,7 @@ from sd_scripts.library.files.safetensors_io import PRECISIONS
 from sd_scripts.library.files.safetensors_stream import NAMES, TensorFile, TensorSpec, TensorWriter, tensor_writer
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.lora_tools import (
+from sd_scripts.settings.tools.lora_tools import (
     ENCODER_FILES,
     BaseModelOptions,
     EncoderFileOptions,

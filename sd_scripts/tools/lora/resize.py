@@ -22,7 +22,13 @@ from sd_scripts.networks.adapters.lora import Pair
 from sd_scripts.networks.files.lora_files import read_lora
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.lora_tools import REPORT, LoraInputOptions, OutputOptions, PrecisionOptions, ResizeOptions
+from sd_scripts.settings.tools.lora_tools import (
+    REPORT,
+    LoraInputOptions,
+    OutputOptions,
+    PrecisionOptions,
+    ResizeOptions,
+)
 from sd_scripts.tools.lora import svd
 from sd_scripts.tools.lora.command import Given
 from sd_scripts.tools.lora.factors import Shape, flat

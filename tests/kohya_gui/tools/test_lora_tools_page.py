@@ -24,7 +24,7 @@ from kohya_gui.tools.lora_tools_routes import _shown, routes
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.lora_tools import read_block_weights
+from sd_scripts.settings.tools.lora_tools import read_block_weights
 from sd_scripts.tools import merge_lora
 from tests.support.networks.lora_tools import write_lora
 from tests.support.runs import wait_for

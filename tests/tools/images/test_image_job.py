@@ -14,7 +14,7 @@ from PIL import Image
 from sd_scripts.data.sources.images import read_image, read_mask
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder, read_json
-from sd_scripts.settings.image_tools import OPTIONS
+from sd_scripts.settings.tools.image_tools import OPTIONS
 from sd_scripts.tools.images import copies as copies_module
 from sd_scripts.tools.images import job as job_module
 from tests.support import data
