@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,11 @@ class Download:
 class Downloads:
     """Downloads files in a thread. All methods are safe in several threads."""
 
-    def __init__(self, folder: Path) -> None:
-        """Continue what an earlier GUI left in `folder` when it ended."""
+    def __init__(self, folder: Path, may_write: Callable[[Path], bool] = lambda path: True) -> None:
+        """Continue what an earlier GUI left in `folder` when it ended, as far as this one may write there."""
         self._folder = folder
-        self._lock = threading.Condition()
+        self._may_write = may_write
+        self._lock = threading.RLock()
         self._tokens: dict[str, str] = {}
         """By site. Asked for once, and never written anywhere."""
         self._thread: threading.Thread | None = None
@@ -89,8 +90,11 @@ class Downloads:
                 raise ValueError(f"'{target}' is on this machine already")
             if self._is_being_fetched(target):
                 raise ValueError(f"'{target}' is being downloaded already")
-            for former in [each for each in self._all.values() if each.target == target or each.state == DONE]:
+            for former in [each for each in self._all.values() if each.target == target]:
                 self._forget(former)  # the partial file, if it is of the same file, is continued
+            ended = [each for each in self._all.values() if each.state == DONE]
+            for former in ended[: max(0, len(self._all) - MOST + 1)]:
+                self._forget(former)
             if len(self._all) >= MOST:
                 raise ValueError(f"There are {MOST} downloads already; wait for one to end, or remove one")
             download = Download(file, target)
@@ -148,11 +152,6 @@ class Downloads:
     def described(self) -> list[dict[str, Any]]:
         with self._lock:
             return [_described(each) for each in self._all.values()]
-
-    @property
-    def targets_done(self) -> frozenset[Path]:
-        with self._lock:
-            return frozenset(each.target for each in self._all.values() if each.state == DONE)
 
     def wait(self, seconds: float) -> bool:
         """Wait until nothing is downloaded any more; return whether that is so."""
@@ -268,6 +267,8 @@ class Downloads:
             if _is_anothers(record, self._owner):
                 continue
             download = _download_of(id, record)
+            if download and not self._may_write(download.target):
+                continue
             if download is None or download.state == DONE:
                 self._file(id).unlink(missing_ok=True)
                 continue
@@ -314,4 +315,5 @@ def _described(download: Download) -> dict[str, Any]:
         "error": download.error,
         "needs_token": download.needs_token,
         "page": download.page,
+        "token_page": TOKEN_PAGES[download.file.site],
     }

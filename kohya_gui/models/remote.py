@@ -91,7 +91,7 @@ def file_of_hub(repo: str, file: str, revision: str = "main", *, token: str | No
         site=HUB,
         # of this commit, so that a download that is resumed continues with the same file
         url=hf_hub_url(repo, file, revision=found.commit_hash or revision),
-        name=_name_for(repo, file),
+        name=name_for(repo, file),
         bytes=found.size,
         sha256=etag if SHA256.fullmatch(etag) else "",
         page=page,
@@ -113,7 +113,7 @@ def _hub_files(address: HubAddress, token: str | None) -> list[RemoteFile]:
         RemoteFile(
             site=HUB,
             url=hf_hub_url(address.repo, each.rfilename, revision=info.sha or address.revision),
-            name=_name_for(address.repo, each.rfilename),
+            name=name_for(address.repo, each.rfilename),
             bytes=each.size,
             sha256=each.lfs.sha256 if each.lfs else "",
             page=page,
@@ -219,7 +219,7 @@ def _no_access(site: str, text: str, page: str, *, needs_token: bool) -> NoAcces
     return NoAccess(site, text or wants, page=page, needs_token=needs_token)
 
 
-def _name_for(repo: str, file: str) -> str:
+def name_for(repo: str, file: str) -> str:
     """Return a file name for a path in a repository; one that says nothing follows the repository's name and the
     folder's."""
     path = PurePosixPath(file)

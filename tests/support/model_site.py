@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -51,9 +52,9 @@ class ModelSite:
         return hashlib.sha256(self.files[path]).hexdigest()
 
 
-@pytest.fixture
-def model_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSite]:
-    site = ModelSite()
+@contextmanager
+def serving(site: ModelSite) -> Iterator[None]:
+    """Serve a site in the block, and its storage at a different address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -65,15 +66,14 @@ def model_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSite]:
         def _answer(self) -> None:
             path = unquote(self.path.partition("?")[0]).strip("/")
             if path.startswith("stored/"):
-                return self._store(path.removeprefix("stored/"))
-            if path.startswith("api/v1/"):
-                return self._json(site.answers.get(path.removeprefix("api/v1/")))
-            if found := re.fullmatch(r"api/models/([^/]+/[^/]+)/revision/[^/]+", path):
-                return self._repository(found[1])
-            if path.startswith("api/download/"):
-                return self._redirect(path)
-            found = re.fullmatch(r"([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
-            if found and self._may_read(found[1]):
+                self._store(path.removeprefix("stored/"))
+            elif path.startswith("api/v1/"):
+                self._json(site.answers.get(path.removeprefix("api/v1/")))
+            elif path.startswith("api/download/"):
+                self._redirect(path)
+            elif found := re.fullmatch(r"api/models/([^/]+/[^/]+)/revision/[^/]+", path):
+                self._repository(found[1])
+            elif (found := re.fullmatch(r"([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)) and self._may_read(found[1]):
                 self._redirect(f"{found[1]}/{found[2]}")
 
         def _may_read(self, repo: str) -> bool:
@@ -89,7 +89,8 @@ def model_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSite]:
 
         def _redirect(self, path: str) -> None:
             if path not in site.files:
-                return self._refuse(404, "EntryNotFound")
+                self._refuse(404, "EntryNotFound")
+                return
             self.send_response(302)
             self.send_header("Location", f"{site.storage}/stored/{path}")
             self.send_header("X-Repo-Commit", COMMIT)
@@ -101,7 +102,8 @@ def model_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSite]:
         def _repository(self, repo: str) -> None:
             names = [path.removeprefix(f"{repo}/") for path in site.files if path.startswith(f"{repo}/")]
             if not names:
-                return self._refuse(404, "RepoNotFound")
+                self._refuse(404, "RepoNotFound")
+                return
             files = [
                 {
                     "rfilename": name,
@@ -168,16 +170,24 @@ def model_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSite]:
     for server in servers:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     site.url, site.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)
-    monkeypatch.setattr(constants, "ENDPOINT", site.url)
-    template = f"{site.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(remote, "CIVITAI_URL", site.url)
-    monkeypatch.setattr(address, "HUB_HOSTS", frozenset({*address.HUB_HOSTS, site.url.removeprefix("http://")}))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    yield site
+    yield
     if site.hold:
         site.hold.set()
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def model_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSite]:
+    """A site that is the Hub and Civitai."""
+    site = ModelSite()
+    with serving(site):
+        monkeypatch.setattr(constants, "ENDPOINT", site.url)
+        template = f"{site.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(remote, "CIVITAI_URL", site.url)
+        monkeypatch.setattr(address, "HUB_HOSTS", frozenset({*address.HUB_HOSTS, site.url.removeprefix("http://")}))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield site

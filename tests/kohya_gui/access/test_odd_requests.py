@@ -57,6 +57,17 @@ FIELD = {"tab": "lora", "family": "sdxl", "name": "seed", "value": "1"}
 DATASET = {"tab": "lora", "family": "sdxl", "values": {}}
 PROMPTS = ("tab", "text", "file", "family", "sampler")
 BODIES: dict[str, tuple[dict[str, Any], ...]] = {
+    "models/look": ({"address": HERE}, {"address": "a/b", "token": HERE}),
+    "models/add": (
+        {"address": HERE, "url": ""},
+        {"address": "a/b", "url": HERE},
+        {"address": "a/b", "url": "", "folder": HERE},
+        *({"family": "sdxl", "repo": "a/b", "file": "c", key: HERE} for key in ("family", "repo", "file", "token")),
+    ),
+    "models/pause": ({"id": HERE},),
+    "models/resume": ({"id": HERE}, {"id": "a", "site": HERE, "token": HERE}),
+    "models/remove": ({"id": HERE},),
+    "models/folders": ({"folders": HERE}, {"folders": [HERE]}),
     "run/1/publish": ({"text": HERE}, {"text": "a", "repo_id": HERE}, {"text": "a", "repo_id": "", "token": HERE}),
     "run/1/comparison": ({o.name: HERE for group in COMPARE_GROUPS for o in each_option(group)},),
     "run/1/comparison/stop": ({"a": HERE},),
