@@ -43,7 +43,7 @@ def hub_file(family: object, repo: object, file: object) -> HubFile:
 
 
 def title_of(card: FamilyCard, option: str) -> str:
-    """Return what an option names, as a heading."""
+    """Return the heading of the files that an option names."""
     component = next((each for each in card.files.components if each.option == option != MODEL), None)
     words = component.title if component else card.files.base_model
     bare = words.partition(" ")[2] if words.startswith(("a ", "an ", "the ")) else words

@@ -19,7 +19,7 @@ SPARE = 100_000_000
 
 
 class Paused(Exception):
-    """Raised by the function that is told of the progress, to stop for now."""
+    """Raised by a function that is called with the progress, to stop for now."""
 
 
 def partial(file: RemoteFile, target: Path) -> Path:
@@ -69,7 +69,7 @@ def fetch(
 
 
 def _receive(file: RemoteFile, opened: BinaryIO, have: int, token: str | None, received: Callable[[int], None]) -> None:
-    """Append what is missing to an open file that has the first `have` bytes. huggingface_hub's own http_get would
+    """Append the rest to an open file that has the first `have` bytes. huggingface_hub's own http_get would
     lose the last 10 MB with each connection that is cut."""
     import httpx2
     from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff

@@ -209,7 +209,7 @@ class Downloads:
             page = refusal.page
         except ValueError as problem:
             end, error = FAILED, str(problem)
-        except Exception as fault:  # the list must go on
+        except Exception as fault:  # the others must be downloaded
             logger.exception("A download failed")
             end, error = FAILED, f"The download failed: {sentence_of(fault)}"
         with self._lock:

@@ -220,7 +220,7 @@ def _no_access(site: str, text: str, page: str, *, needs_token: bool) -> NoAcces
 
 
 def name_for(repo: str, file: str) -> str:
-    """Return a file name for a path in a repository; one that says nothing follows the repository's name and the
+    """Return a file name for a path in a repository; a generic one follows the repository's name and the
     folder's."""
     path = PurePosixPath(file)
     if not GENERIC.fullmatch(path.stem):
@@ -229,7 +229,7 @@ def name_for(repo: str, file: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Return a name from elsewhere as that of a visible file in the folder it is saved in."""
+    """Return a name from elsewhere that is safe for a visible file in the folder where it is saved."""
     stem, _, suffix = re.split(r"[/\\]", name)[-1].rpartition(".")
     stem = re.sub(r'[\x00-\x1f\x7f<>:"|?*]+', "_", stem).strip(" .") or "model"
     stem = stem.encode("utf-8", errors="replace")[: LONGEST_PART - 60].decode("utf-8", errors="ignore")

@@ -14,10 +14,12 @@ var Models = (() => {
   let wished = []; // requests that a site wants a token for
   let training = ""; // the training tab that was shown last
 
+  const UNITS = ["bytes", "kB", "MB", "GB"];
   const size = (bytes) => {
     if (bytes == null) return "size not stated";
-    const unit = ["bytes", "kB", "MB", "GB"].findIndex((_, i, all) => bytes < 1000 ** (i + 1) || i === all.length - 1);
-    return `${(bytes / 1000 ** unit).toFixed(unit > 1 ? (bytes / 1000 ** unit < 10 ? 2 : 1) : 0)} ${["bytes", "kB", "MB", "GB"][unit]}`;
+    const unit = Math.min(UNITS.length - 1, Math.floor(Math.log10(Math.max(bytes, 1)) / 3));
+    const value = bytes / 1000 ** unit;
+    return `${value.toFixed(unit < 2 || value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${UNITS[unit]}`;
   };
   const link = (href, words) => el("a", { href, target: "_blank", rel: "noreferrer noopener" }, words);
   const spaced = (...parts) => parts.filter(Boolean).flatMap((part, i) => (i ? [" · ", part] : [part]));
@@ -103,7 +105,7 @@ var Models = (() => {
     const getAll = () => act(() => get(missing.map((part) => listed(part.files[0]))));
     home.needs.replaceChildren(...data.needs.map(drawPart));
     home.ways.replaceChildren(
-      ...(missing.length ? [button(`Get what is missing, ${Number(gigabytes.toFixed(1))} GB`, getAll, { class: "start", "data-action": "get-missing" })] : []),
+      ...(missing.length ? [button(`Get the missing files, ${Number(gigabytes.toFixed(1))} GB`, getAll, { class: "start", "data-action": "get-missing" })] : []),
       ...(all ? [button("Use in training", () => use(family, values), { class: "start", "data-action": "use-all" })] : []),
     );
   };

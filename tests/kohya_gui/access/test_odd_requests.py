@@ -11,6 +11,7 @@ from urllib.parse import quote
 import gradio as gr
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import save_file
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -221,6 +222,11 @@ def problems(browser: TestClient, path: str, body: dict[str, Any], odd: str) -> 
         return []
     why = answer.json()["error"]
     return [f"{told}: {why}"] if not why.strip() or any(words in why for words in PYTHONS) else []
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def test_each_route_that_reads_json_is_tried(browser: TestClient) -> None:

@@ -11,7 +11,7 @@ from kohya_gui.models.address import HUB, CivitaiAddress, HubAddress
 from kohya_gui.models.download import partial
 from kohya_gui.models.downloads import Downloads
 from kohya_gui.models.remote import NoAccess, file_of_hub, files_at
-from tests.support.model_site import TOKEN, ModelSite, model_site
+from tests.support.hub.files import TOKEN, ModelSite, model_site
 
 __all__ = ["model_site"]
 
@@ -117,7 +117,7 @@ def test_a_paused_download_continues_in_a_later_gui(site: ModelSite, tmp_path: P
     assert not part.exists()
 
 
-def test_a_download_that_a_gui_did_not_finish_goes_on_by_itself(site: ModelSite, tmp_path: Path) -> None:
+def test_a_download_that_a_gui_did_not_finish_is_continued_by_the_next(site: ModelSite, tmp_path: Path) -> None:
     file = file_of_hub("them/model", "flux1-dev.safetensors")
     killed = Downloads(tmp_path / "state")
     site.hold = threading.Event()
