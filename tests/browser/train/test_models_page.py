@@ -41,6 +41,17 @@ def test_a_gated_model_is_downloaded_and_set_in_the_form(page: Any, sdxl: str, g
     assert not [file for file in gui.runs.parent.rglob("*.json") if TOKEN in file.read_text(errors="replace")]
 
 
+def test_the_tabs_are_one_stop_of_the_tab_key_and_arrows_move_among_them(page: Any) -> None:
+    focused = "document.activeElement.id"
+    page.locator("#lora-button").focus()
+    for key, tab in (("End", "machine"), ("ArrowRight", "lora"), ("ArrowLeft", "machine"), ("Home", "lora")):
+        page.keyboard.press(key)
+        assert page.evaluate(focused) == f"{tab}-button"
+        expect(page.locator(f"#{tab}")).to_be_visible()
+    page.keyboard.press("Tab")
+    assert "button" not in page.evaluate(focused)
+
+
 def test_a_pasted_address_lists_its_files_or_is_refused(page: Any, hub: ModelSite) -> None:
     hub.files["them/other/other.safetensors"] = b"weights"
     page.locator("#models-button").click()
