@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
 
 from kohya_gui.models import address, remote
 
@@ -71,8 +71,10 @@ def serving(site: ModelSite) -> Iterator[None]:
                 self._json(site.answers.get(path.removeprefix("api/v1/")))
             elif path.startswith("api/download/"):
                 self._redirect(path)
-            elif found := re.fullmatch(r"api/models/([^/]+/[^/]+)/revision/[^/]+", path):
+            elif found := re.fullmatch(r"api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
                 self._repository(found[1])
+            elif found := re.fullmatch(r"api/models/([^/]+/[^/]+)/tree/[^/]+", path):
+                self._json([{"type": "file", "path": f["rfilename"], "oid": "0", **f} for f in self._listed(found[1])])
             elif (found := re.fullmatch(r"([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)) and self._may_read(found[1]):
                 self._redirect(f"{found[1]}/{found[2]}")
 
@@ -100,24 +102,27 @@ def serving(site: ModelSite) -> Iterator[None]:
             self.end_headers()
 
         def _repository(self, repo: str) -> None:
-            names = [path.removeprefix(f"{repo}/") for path in site.files if path.startswith(f"{repo}/")]
-            if not names:
+            if not (files := self._listed(repo)):
                 self._refuse(404, "RepoNotFound")
                 return
-            files = [
+            self._json({"id": repo, "sha": COMMIT, "siblings": files, "cardData": {"license": "mit"}})
+
+        def _listed(self, repo: str) -> list[dict[str, Any]]:
+            names = [path.removeprefix(f"{repo}/") for path in site.files if path.startswith(f"{repo}/")]
+            return [
                 {
                     "rfilename": name,
                     "size": len(site.files[f"{repo}/{name}"]),
                     "blobId": "0",
                     "lfs": {
                         "sha256": site.sha256(f"{repo}/{name}"),
+                        "oid": site.sha256(f"{repo}/{name}"),
                         "size": len(site.files[f"{repo}/{name}"]),
                         "pointerSize": 134,
                     },
                 }
                 for name in names
             ]
-            self._json({"id": repo, "sha": COMMIT, "siblings": files, "cardData": {"license": "mit"}})
 
         def _store(self, path: str) -> None:
             if sent := self.headers.get("authorization"):
@@ -184,6 +189,7 @@ def model_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSite]:
     site = ModelSite()
     with serving(site):
         monkeypatch.setattr(constants, "ENDPOINT", site.url)
+        monkeypatch.setattr(hf_api.api, "endpoint", site.url)  # its functions, as diffusers calls them
         template = f"{site.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
