@@ -6,15 +6,16 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.form.browse import first_folder
 from kohya_gui.form.recognise import described
+from kohya_gui.models.remote import name_for
 from sd_scripts.families.cards.model_file import ModelFile, describe
-from sd_scripts.families.cards.registry import cards
+from sd_scripts.families.cards.registry import card_of, cards
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import read_document
 from sd_scripts.formats.private import private_folder
@@ -50,13 +51,23 @@ class LibraryFile:
         """The fields that it fits; of families whose base model it is, else of those that expect such a component."""
         if self.file.problem:
             return ()
-        if self.file.is_base_model:
-            found = [Use(family=card.name, option=MODEL) for card in cards() if card.trains(self.file.family)]
-            both = [each for each in _component_uses(self.file.variant) if each.option != MODEL]
-            return tuple([*found, *both])
+        if self.file.is_base_model and self.file.family:
+            listed = _listed_by().get(self.path.name, "")
+            family = listed if listed and card_of(listed).trains(self.file.family) else self.file.family
+            others = [each for each in _component_uses(self.file.variant) if each.option != MODEL]
+            return (Use(family=family, option=MODEL), *others)
         if self.file.variant.endswith("LoRA"):
             return (Use(family=self.file.family, option=LORA),) if self.file.family else ()
         return tuple(_component_uses(self.file.variant))
+
+
+@cache
+def _listed_by() -> Mapping[str, str]:
+    """Return the family that lists a base model of this file name: the files of a derived family have the headers of
+    the family that it is derived from."""
+    return {
+        name_for(each.repo, each.file): card.name for card in cards() for each in card.hub.files if each.option == MODEL
+    }
 
 
 def _component_uses(variant: str) -> list[Use]:

@@ -49,6 +49,14 @@ def test_files_are_recognised_by_their_headers_and_cover_what_a_family_needs(tmp
     assert parts == {MODEL: ["mine.safetensors"], "clip_l": ["x.safetensors"], "t5xxl": [], "ae": []}
 
 
+def test_the_name_of_a_file_decides_between_a_family_and_a_derived_one(tmp_path: Path) -> None:
+    write(tmp_path / "models" / "flux1-kontext-dev.safetensors", DEV)
+    write(tmp_path / "models" / "mine.safetensors", DEV)
+    files, _ = library_of(tmp_path, tmp_path / "models").scan()
+    here = {family: [each["name"] for each in needs(family, files)[0]["here"]] for family in ("flux", "flux_kontext")}
+    assert here == {"flux": ["mine.safetensors"], "flux_kontext": ["flux1-kontext-dev.safetensors"]}
+
+
 def test_only_allowed_folders_are_scanned_also_through_links(tmp_path: Path) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     write(outside / "secret.safetensors", CLIP_L)

@@ -2,7 +2,7 @@
 
 from sd_scripts.families.cards.family_card import HubFile
 
-DEV, ENCODERS = "black-forest-labs/FLUX.1-dev", "comfyanonymous/flux_text_encoders"
+ENCODERS = "comfyanonymous/flux_text_encoders"
 LICENCE = "FLUX.1-dev, non-commercial"
 
 PARTS = (
@@ -32,17 +32,16 @@ PARTS = (
     ),
     HubFile(
         option="ae",
-        repo=DEV,
-        file="ae.safetensors",
+        repo="Comfy-Org/Lumina_Image_2.0_Repackaged",  # the same file as FLUX.1's, without terms to accept
+        file="split_files/vae/ae.safetensors",
         gigabytes=0.335,
         licence="Apache-2.0",
         about="Autoencoder",
-        gated=True,
     ),
 )
 FILES = (
     HubFile(
-        repo=DEV,
+        repo="black-forest-labs/FLUX.1-dev",
         file="flux1-dev.safetensors",
         gigabytes=23.8,
         licence=LICENCE,
