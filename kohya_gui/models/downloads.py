@@ -51,7 +51,8 @@ class Download:
         """Bytes per second; 0 if it is not known yet."""
         if len(self.marks) < 2:
             return 0.0
-        (before, few), (now, many) = self.marks[0], self.marks[-1]
+        (before, few), (_, many) = self.marks[0], self.marks[-1]
+        now = time.monotonic()  # not the last mark's time: a connection that stalls becomes slower
         return max(0.0, (many - few) / (now - before)) if now > before else 0.0
 
     def begin(self, state: str) -> None:
