@@ -20,6 +20,7 @@ from kohya_gui.runs.runs_gui import (
     image_tools_tab,
     lora_tools_tab,
     machine_tab,
+    models_tab,
     runs_tab,
 )
 from kohya_gui.settings.search_index import SettingsIndex
@@ -40,6 +41,7 @@ HEAD = f"""
 """
 TRAININGS = (LORA, DREAMBOOTH, FINETUNE, TEXTUAL_INVERSION)
 OTHER_TABS = {
+    "models": ("Models", models_tab),
     "dataset": ("Dataset", dataset_tab),
     "captions": ("Captions", captions_tab),
     "imagetools": ("Image tools", image_tools_tab),

@@ -9,7 +9,7 @@ STYLES = (
     *("style.css", "vendor/uplot.min.css", "runs/chart.css", "form/prompts.css", "generate/generate.css"),
     *("tools/lora_tools.css", "tools/job_tab.css", "generate/checkpoints.css", "dataset/dataset.css"),
     *("dataset/editing.css", "drawing/drawing.css", "tools/reports.css", "train/train.css", "form/search.css"),
-    *("form/presets.css", "runs/gpus.css"),
+    *("form/presets.css", "runs/gpus.css", "models/models.css"),
 )
 SCRIPTS = (
     *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
@@ -22,7 +22,7 @@ SCRIPTS = (
     *("dataset/dataset.js", "dataset/chips.js", "dataset/bulk.js", "dataset/files.js", "dataset/captions.js"),
     *("drawing/stage.js", "drawing/paint.js", "drawing/masks.js", "drawing/crop.js", "tools/duplicates.js"),
     *("tools/balance.js", "train/parts.js", "train/cards.js", "train/train.js", "form/search_rank.js"),
-    *("form/search.js", "form/presets.js", "runs/gpus.js"),
+    *("form/search.js", "form/presets.js", "runs/gpus.js", "models/models.js"),
 )
 COLOURS = {
     "body_background_fill": ("*neutral_100", "*neutral_950"),

@@ -109,6 +109,8 @@ def _model(path: Path, name: str, family: str) -> Recognised:
         return _pickled(path)
     if path.is_file():
         return Recognised("Not a model file: choose a .safetensors or .ckpt file", good=False)
+    if "://" in name:
+        return Recognised("A web address: get the file in the tab Models, and use it from there", good=False)
     if is_hub_id(name):
         return Recognised("Hugging Face model id: loaded from the local cache or downloaded when the run starts")
     return Recognised("File or folder not found", good=False)
@@ -117,7 +119,7 @@ def _model(path: Path, name: str, family: str) -> Recognised:
 def _judged(file: ModelFile, path: Path, family: str) -> Recognised:
     if file.problem:
         return _broken(file.problem, path)
-    text = _words(file, "Unknown model type")
+    text = described(file, "Unknown model type")
     base = file.family if file.is_base_model else None
     if not card_of(family).trains(base):
         return Recognised(f"{text}: not a base model for {FAMILY_TITLES[family]}", good=False, family=base)
@@ -136,11 +138,11 @@ def _part(path: Path, component: ComponentCard) -> Recognised:
     if file.problem:
         return _broken(file.problem, path)
     good = file.variant in component.fitting or component.option in file.parts
-    text = _words(file, "Unknown file type")
+    text = described(file)
     return Recognised(text if good else f"{text}: not {component.title}", good=good)
 
 
-def _words(file: ModelFile, unknown: str) -> str:
+def described(file: ModelFile, unknown: str = "Unknown file type") -> str:
     """Describe a file by its variant, precision and size: "VAE, bf16, 0.2 GB"."""
     inside = f"with {' and '.join(file.parts)} in it" if file.parts else ""
     return ", ".join(filter(None, (file.variant or unknown, file.precision, size(file.bytes), inside)))

@@ -44,6 +44,11 @@ def runs_tab() -> None:
             gr.HTML(SLOT.format(place="runs"), elem_id="runs-run", apply_default_css=False)
 
 
+def models_tab() -> None:
+    """Lay out the tab Models, which models.js fills."""
+    gr.HTML("<div data-models></div>", elem_id="models-view", apply_default_css=False)
+
+
 def dataset_tab() -> None:
     """Lay out the tab Dataset, which dataset.js fills."""
     gr.HTML("<div data-dataset></div>", elem_id="dataset-view", apply_default_css=False)

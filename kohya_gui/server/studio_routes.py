@@ -11,6 +11,7 @@ from kohya_gui.dataset.editing import routes as dataset_editing
 from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes, regularisation_routes
+from kohya_gui.models import models_routes
 from kohya_gui.runs import gpu_routes, live_routes, measure_routes, plan_card
 from kohya_gui.runs.plan_process import PlanProcess
 from kohya_gui.settings import preset_routes
@@ -48,6 +49,7 @@ def routes(
         *lora_tools_routes.routes(queue, allowed_paths),
         *captions_routes.routes(queue, allowed_paths),
         *images.routes(queue, allowed_paths),
+        *models_routes.routes(queue, allowed_paths),
         *generate_routes.routes(queue, allowed_paths),
         *regularisation_routes.routes(queue, allowed_paths),
         *dataset_routes.routes(allowed_paths),

@@ -33,7 +33,7 @@ interface StudioOfLaterScripts {
   listeners: (() => void)[];
   beat(): void;
   choose(id: number, ...more: any[]): any;
-  goTo(tab: string): void;
+  goTo(tab: string, run?: number): void;
   load(run: any): Promise<void>;
   notifies(): boolean;
   removeQueued(...values: any[]): any;

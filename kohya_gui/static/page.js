@@ -21,8 +21,28 @@
   new MutationObserver((_, observer) => {
     if (!document.querySelector("#tabs .configuration") || !document.querySelector("[data-launch]")) return;
     observer.disconnect();
+    rove();
     setTimeout(() => document.getElementById(sessionStorage.getItem(tabOf()))?.click()); // once Gradio is ready
   }).observe(document, { childList: true, subtree: true });
+
+  // The tabs are one stop of the Tab key, and arrows move among them (WAI-ARIA's pattern); Gradio makes each a stop
+  const tabs = () => [...document.querySelectorAll("#tabs > .tab-wrapper [role=tab]")].filter((tab) => tab.offsetParent);
+  const rove = () => {
+    const shown = tabs();
+    const stop = shown.find((tab) => tab.ariaSelected === "true") ?? shown[0];
+    for (const tab of shown) tab.tabIndex = tab === stop ? 0 : -1;
+  };
+  new MutationObserver(() => requestAnimationFrame(rove)).observe(document, { attributes: true, attributeFilter: ["aria-selected", "data-view"], subtree: true });
+  on("keydown", "#tabs > .tab-wrapper [role=tab]", (tab, event) => {
+    const shown = tabs();
+    const at = shown.indexOf(tab);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+    if (to == null || at < 0) return;
+    event.preventDefault();
+    const next = shown.at(to % shown.length);
+    next.click();
+    next.focus();
+  });
   const copy = (text) => {
     if (navigator.clipboard) return navigator.clipboard.writeText(text);
     const field = document.body.appendChild(document.createElement("textarea")); // no clipboard API without HTTPS

@@ -33,6 +33,7 @@ from sd_scripts.settings.checks import model_files as model_checks
 from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context
 from sd_scripts.training.methods.method import Method
+from sd_scripts.training.process.model_download import download_model
 
 
 @dataclass(kw_only=True)
@@ -138,6 +139,7 @@ def open_training_data(
     context: Context, family: Family, method: Method, plan: DataPlan, prompts: Sequence[SamplePrompt]
 ) -> TrainingData:
     """Return the data of a run with its base model, which is not loaded yet."""
+    download_model(context.settings, context)
     lowram = context.settings[ModelOptions].lowram
     components = method.open(family, context, context.device if lowram else torch.device("cpu"))
     for remark in model_checks.model_remarks(context.settings, Path(components.source)):

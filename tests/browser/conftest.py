@@ -10,6 +10,7 @@ import pytest
 
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
+from tests.support.hub.files import ModelSite, serving
 from tests.support.suite.spending import PAGES, spend
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -26,8 +27,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def _gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
-    gui = Gui(tmp_path_factory.mktemp("state"))
+def hub() -> Iterator[ModelSite]:
+    """The only Hub that the GUI can reach."""
+    site = ModelSite()
+    with serving(site):
+        yield site
+
+
+@pytest.fixture(scope="package")
+def _gui(tmp_path_factory: pytest.TempPathFactory, hub: ModelSite) -> Iterator[Gui]:
+    gui = Gui(tmp_path_factory.mktemp("state"), hub=hub.url)
     gui.start()
     yield gui
     gui.stop()

@@ -95,8 +95,10 @@ def expect(locator: Any) -> Expectations:
 class Gui:
     """The real GUI as a process of its own, which can be killed and started again at the same address."""
 
-    def __init__(self, state: Path, *flags: str) -> None:
+    def __init__(self, state: Path, *flags: str, hub: str = "") -> None:
+        """`hub` is the address of a stand-in for the Hugging Face Hub, which else cannot be reached."""
         self._state, self._flags = state, flags
+        self._hub = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"} if hub else {"HF_HUB_OFFLINE": "1"}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
@@ -108,7 +110,12 @@ class Gui:
 
     def start(self) -> None:
         homes = dict.fromkeys(("XDG_STATE_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"), str(self._state))
-        homes |= {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": ""}  # a compiler cache of its own, to be cleared
+        homes |= {
+            **self._hub,
+            "HF_HOME": str(self._state / "hf"),
+            "HF_TOKEN": "",
+            "TORCHINDUCTOR_CACHE_DIR": "",
+        }  # a compiler cache of its own, to be cleared
         found = {"PYTHONPATH": os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])])}
         command = [sys.executable, str(ROOT / "gui.py"), "--server_port", str(self._port), "--headless", *self._flags]
         with (self._state / "gui.log").open("a") as log:

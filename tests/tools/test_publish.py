@@ -20,7 +20,7 @@ from sd_scripts.tools.publish.__main__ import main
 from sd_scripts.tools.publish.card import make_card
 from sd_scripts.tools.publish.trained import read_run
 from tests.support.clips import make_clip
-from tests.support.hub import TOKEN, Hub, hub
+from tests.support.hub.uploads import TOKEN, Hub, hub
 from tests.support.training import PIVOTAL, Run, train
 
 __all__ = ["hub"]

@@ -167,9 +167,10 @@ var TrainCards = (() => {
       this.train = train;
       this.family = new Choices("family", "Family", train.family);
       this.base = this.field("pretrained_model_name_or_path", "Base model", "a .safetensors file, a folder, or a Hugging Face id");
+      this.ways = el("p", { class: "train-ways" }, button("Get models…", () => Models.visit(this.shown), { class: "link" }));
       this.parts = new Map(); // option -> its field
       this.others = el("div", { class: "train-parts" });
-      this.body.append(this.family.element, this.base.element, this.others);
+      this.body.append(this.family.element, this.base.element, this.others, this.ways);
     }
 
     field(name, words, placeholder = "") {
@@ -177,6 +178,7 @@ var TrainCards = (() => {
     }
 
     show({ tab, family, value, look, families }) {
+      this.shown = family;
       this.family.show(families, family);
       this.base.show(value("pretrained_model_name_or_path"));
       this.base.showHint(tab);

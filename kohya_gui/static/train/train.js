@@ -253,5 +253,10 @@ var Train = (() => {
     field.focus({ preventScroll: true });
     return true;
   };
-  return { reveal };
+  /** Choose a family in the tab that is shown, as its control does. */
+  const choose = async (name) => {
+    if (isSimple()) return family(name);
+    document.querySelector(`#${shownTab()}-family input[value="${name}"]`)?.click();
+  };
+  return { reveal, choose };
 })();

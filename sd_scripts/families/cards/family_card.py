@@ -202,6 +202,23 @@ class RecognitionCard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubFile:
+    """A file of the Hugging Face Hub that the family can be trained with."""
+
+    repo: str
+    file: str
+    """Its path in the repository."""
+    gigabytes: float
+    licence: str
+    about: str
+    """What it is, in a few words."""
+    option: str = MODEL
+    """The option that names it."""
+    gated: bool = False
+    """Whether its terms have to be accepted on the Hub first."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HubCard:
     """The family on the Hugging Face Hub, for models that are published there."""
 
@@ -211,6 +228,9 @@ class HubCard:
     """modelspec.architecture of a saved file -> the same, for variants that have a different one."""
     tags: tuple[str, ...] = ()
     """Tags of its models on the Hub."""
+    files: tuple[HubFile, ...] = ()
+    """Files for its options, the usual one of each option first. Sizes and licences are those on the repositories'
+    pages."""
 
 
 @dataclass(frozen=True, kw_only=True)

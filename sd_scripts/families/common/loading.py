@@ -1,11 +1,13 @@
 """Steps of opening a component: download it, find its files, make it empty, check that the tensors fit."""
 
+import contextlib
+import functools
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import init_empty_weights
@@ -25,17 +27,52 @@ OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 """Keys that some programs write and loading ignores."""
 
 
-def download(name: str) -> Path:
-    """Return the model's folder in the Hugging Face cache, downloading missing files."""
+def download(name: str, received: Callable[[int, int], None] | None = None) -> Path:
+    """Return the model's folder in the Hugging Face cache, downloading missing files. `received` is called with the
+    bytes that are here and those of all files known so far, in the threads that download; what it raises ends the
+    download."""
     from diffusers import DiffusionPipeline  # takes a second to import
 
     try:
-        return Path(DiffusionPipeline.download(name))
+        with _download_progress(received) if received else contextlib.nullcontext():
+            return Path(DiffusionPipeline.download(name))
     except (OSError, ValueError):
         raise ValueError(
             f"{MODEL}: '{name}' is not a local file or folder, is not in the Hugging Face cache, and could not be "
             "downloaded; check the name and the network connection, and set huggingface_token if the model is gated"
         ) from None
+
+
+@contextmanager
+def _download_progress(received: Callable[[int, int], None]) -> Iterator[None]:
+    """Report the bytes that diffusers downloads in the block: it hands no progress bar on to huggingface_hub."""
+    from diffusers.pipelines import pipeline_utils
+
+    plain = pipeline_utils.snapshot_download
+    pipeline_utils.snapshot_download = functools.partial(plain, tqdm_class=progress_bar(received))
+    try:
+        yield
+    finally:
+        pipeline_utils.snapshot_download = plain
+
+
+def progress_bar(received: Callable[[int, int], None]) -> Any:
+    """Return the class of a progress bar for huggingface_hub's snapshot_download that calls `received`, as `download`
+    does, and shows nothing."""
+    from huggingface_hub.utils import tqdm
+
+    class Progress(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts = kwargs.get("name") == "huggingface_hub.snapshot_download"  # others count transfers and files
+            self._bytes = 0
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self._bytes += int(n or 0)
+            if self._counts:
+                received(self._bytes, int(self.total or 0))
+
+    return Progress
 
 
 def files_in(folder: Path, option: str) -> tuple[Path, ...]:

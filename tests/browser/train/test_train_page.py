@@ -82,7 +82,7 @@ def test_a_folder_and_a_model_are_enough_for_a_run(simple: Page, demo: Path, fla
     simple.locator("#lora-start").click()
     expect(simple.locator("#lora-message")).to_contain_text("2 problems")
     expect(entered(simple, "pretrained_model_name_or_path")).to_be_focused()
-    assert tabs_to_start(simple) <= 25
+    assert tabs_to_start(simple) <= 20
     enter(simple, "train_data_dir", flat)
     expect(simple.locator(".train-strip img")).to_have_count(12)
     enter(simple, "pretrained_model_name_or_path", read_toml(demo)["pretrained_model_name_or_path"])

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import gradio as gr
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import save_file
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -57,6 +58,17 @@ FIELD = {"tab": "lora", "family": "sdxl", "name": "seed", "value": "1"}
 DATASET = {"tab": "lora", "family": "sdxl", "values": {}}
 PROMPTS = ("tab", "text", "file", "family", "sampler")
 BODIES: dict[str, tuple[dict[str, Any], ...]] = {
+    "models/look": ({"address": HERE}, {"address": "a/b", "token": HERE}),
+    "models/add": (
+        {"address": HERE, "url": ""},
+        {"address": "a/b", "url": HERE},
+        {"address": "a/b", "url": "", "folder": HERE},
+        *({"family": "sdxl", "repo": "a/b", "file": "c", key: HERE} for key in ("family", "repo", "file", "token")),
+    ),
+    "models/pause": ({"id": HERE},),
+    "models/resume": ({"id": HERE}, {"id": "a", "site": HERE, "token": HERE}),
+    "models/remove": ({"id": HERE},),
+    "models/folders": ({"folders": HERE}, {"folders": [HERE]}),
     "run/1/publish": ({"text": HERE}, {"text": "a", "repo_id": HERE}, {"text": "a", "repo_id": "", "token": HERE}),
     "run/1/comparison": ({o.name: HERE for group in COMPARE_GROUPS for o in each_option(group)},),
     "run/1/comparison/stop": ({"a": HERE},),
@@ -210,6 +222,11 @@ def problems(browser: TestClient, path: str, body: dict[str, Any], odd: str) -> 
         return []
     why = answer.json()["error"]
     return [f"{told}: {why}"] if not why.strip() or any(words in why for words in PYTHONS) else []
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def test_each_route_that_reads_json_is_tried(browser: TestClient) -> None:

@@ -7,7 +7,7 @@ import pytest
 from kohya_gui.runs.run_view import file_row
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.settings.reading import from_values
-from tests.support.hub import TOKEN, hub
+from tests.support.hub.uploads import TOKEN, hub
 from tests.support.training import train
 
 __all__ = ["hub"]

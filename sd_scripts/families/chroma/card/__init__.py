@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from sd_scripts.families.chroma.card.checks import PROBLEMS, REMARKS
+from sd_scripts.families.chroma.card.hub_files import FILES
 from sd_scripts.families.chroma.card.memory_facts import MEMORY
 from sd_scripts.families.chroma.card.options import RECOMMENDED
 from sd_scripts.families.flux.card import CARD as FLUX
@@ -87,7 +88,7 @@ CARD = replace(
         folder_variant=lambda folder, variant: variant,
         widths=(),
     ),
-    hub=replace(FLUX.hub, model=HUB_MODEL, variants={}, tags=("chroma",)),
+    hub=replace(FLUX.hub, model=HUB_MODEL, variants={}, tags=("chroma",), files=FILES),
     problems=PROBLEMS,
     remarks=REMARKS,
 )

@@ -17,6 +17,7 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.flux.card.checks import PROBLEMS, REMARKS
+from sd_scripts.families.flux.card.hub_files import FILES
 from sd_scripts.families.flux.card.kohya import KOHYA
 from sd_scripts.families.flux.card.layer_rules import read_flux_rules
 from sd_scripts.families.flux.card.memory_facts import MEMORY
@@ -224,7 +225,7 @@ CARD = FamilyCard(
         folder_variant=folder_variant,
         widths=(("VAE", "decoder.conv_in.weight", 1, 16, AUTOENCODER),),
     ),
-    hub=HubCard(model=HUB_MODEL, variants={SCHNELL: SCHNELL_MODEL}, tags=("flux",)),
+    hub=HubCard(model=HUB_MODEL, variants={SCHNELL: SCHNELL_MODEL}, tags=("flux",), files=FILES),
     problems=PROBLEMS,
     remarks=REMARKS,
 )

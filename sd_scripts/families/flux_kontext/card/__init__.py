@@ -5,6 +5,7 @@ from dataclasses import replace
 from sd_scripts.families.flux.card import CARD as FLUX
 from sd_scripts.families.flux.card import TRANSFORMERS
 from sd_scripts.families.flux.card.options import RECOMMENDED
+from sd_scripts.families.flux_kontext.card.hub_files import FILES
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.options.dataset import ControlOptions
 
@@ -58,7 +59,7 @@ CARD = replace(
         folder_variant=lambda folder, variant: variant,
         widths=(),
     ),
-    hub=replace(FLUX.hub, model=HUB_MODEL),
+    hub=replace(FLUX.hub, model=HUB_MODEL, files=FILES),
     aliases={
         "vae": "ae",
         "text_encoder1": "t5xxl",

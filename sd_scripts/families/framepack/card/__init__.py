@@ -16,6 +16,7 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.framepack.card.hub_files import FILES
 from sd_scripts.families.framepack.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.framepack.card.options import RECOMMENDED, FramePackOptions
 from sd_scripts.families.hunyuan_video.card import CARD as HUNYUAN_VIDEO
@@ -125,6 +126,6 @@ CARD = replace(
         lora_marks=("lora_unet_single_transformer_blocks",),
         pipelines=(("HunyuanVideoFramepack", "framepack", "FramePack diffusers folder"),),
     ),
-    hub=HubCard(model=HUB_MODEL, tags=("image-to-video",)),
+    hub=HubCard(model=HUB_MODEL, tags=("image-to-video",), files=FILES),
     problems=(*HUNYUAN_VIDEO.problems, control_images_of_other_sizes),
 )

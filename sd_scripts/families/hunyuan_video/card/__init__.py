@@ -16,6 +16,7 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.hunyuan_video.card.hub_files import FILES
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED, HunyuanModelOptions
 from sd_scripts.families.hunyuan_video.card.speeds import GRAPHS
@@ -183,5 +184,5 @@ CARD = FamilyCard(
         ),
         widths=((ENCODER, "layers.0.self_attn.k_proj.weight", 0, 1_024, ENCODER_8B),),
     ),
-    hub=HubCard(model=HUB_MODEL, tags=("text-to-video",)),
+    hub=HubCard(model=HUB_MODEL, tags=("text-to-video",), files=FILES),
 )

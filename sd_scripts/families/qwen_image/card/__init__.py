@@ -16,6 +16,7 @@ from sd_scripts.families.cards.family_card import (
 )
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.qwen_image.card.checks import PROBLEMS, REMARKS
+from sd_scripts.families.qwen_image.card.hub_files import FILES
 from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.families.qwen_image.card.speeds import GRAPHS
@@ -140,7 +141,7 @@ CARD = FamilyCard(
         ),
         widths=((ENCODER, "layers.0.self_attn.q_proj.weight", 1, 3584, ENCODER_7B),),
     ),
-    hub=HubCard(model=HUB_MODEL),
+    hub=HubCard(model=HUB_MODEL, files=FILES),
     problems=PROBLEMS,
     remarks=REMARKS,
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from sd_scripts.families.qwen_image.card import CARD as QWEN_IMAGE
 from sd_scripts.families.qwen_image.card import PREFIXES, TRANSFORMER
 from sd_scripts.families.qwen_image_edit.card.checks import version_without_training
+from sd_scripts.families.qwen_image_edit.card.hub_files import FILES
 from sd_scripts.families.qwen_image_edit.card.memory_facts import MEMORY
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.options.dataset import ControlOptions
@@ -74,7 +75,7 @@ CARD = replace(
         ),
         widths=(),
     ),
-    hub=replace(QWEN_IMAGE.hub, model=HUB_MODEL, variants={ARCHITECTURES[EDIT]: FIRST_MODEL}),
+    hub=replace(QWEN_IMAGE.hub, model=HUB_MODEL, variants={ARCHITECTURES[EDIT]: FIRST_MODEL}, files=FILES),
     page=replace(QWEN_IMAGE.page, model_panel=()),
     problems=(version_without_training,),
 )

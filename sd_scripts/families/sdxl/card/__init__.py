@@ -13,6 +13,7 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.sdxl.card.checks import PROBLEMS, U_NET_BLOCKS
+from sd_scripts.families.sdxl.card.hub_files import FILES
 from sd_scripts.families.sdxl.card.kohya import KOHYA
 from sd_scripts.families.sdxl.card.layer_rules import read_block_rules
 from sd_scripts.families.sdxl.card.memory_facts import MEMORY
@@ -130,7 +131,7 @@ CARD = FamilyCard(
         ),
         pipelines=(("StableDiffusionXL", "sdxl", "SDXL diffusers folder"),),
     ),
-    hub=HubCard(model=HUB_MODEL, tags=("stable-diffusion-xl",)),
+    hub=HubCard(model=HUB_MODEL, tags=("stable-diffusion-xl",), files=FILES),
     page=PageCard(
         use_hints={
             "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or "

@@ -18,6 +18,7 @@ from sd_scripts.families.cards.family_card import (
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.wan.card.experts import trains_both
+from sd_scripts.families.wan.card.hub_files import FILES
 from sd_scripts.families.wan.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.wan.card.options import RECOMMENDED, WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.speeds import GRAPHS
@@ -178,7 +179,7 @@ CARD = FamilyCard(
             (ENCODER, "blocks.0.attn.q.weight", 1, 4096, ENCODER_XXL),
         ),
     ),
-    hub=HubCard(model=HUB_MODEL),
+    hub=HubCard(model=HUB_MODEL, files=FILES),
     problems=PROBLEMS,
     remarks=REMARKS,
 )

@@ -7,6 +7,7 @@ from sd_scripts.families.cards.family_card import VAE
 from sd_scripts.families.wan.card import AUTOENCODER, DIFFUSERS, OFFICIAL, PATCH, PREFIXES, VAES
 from sd_scripts.families.wan.card import CARD as WAN
 from sd_scripts.families.wan.card.memory_facts import latent_frames, memory_of
+from sd_scripts.families.wan_5b.card.hub_files import FILES
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 
@@ -76,6 +77,6 @@ CARD = replace(
         pipelines=(),
         widths=tuple((AUTOENCODER, key, 0, 1024, AUTOENCODER_22) for key in VAES),
     ),
-    hub=replace(WAN.hub, model=HUB_MODEL),
+    hub=replace(WAN.hub, model=HUB_MODEL, files=FILES),
     page=replace(WAN.page, model_panel=(), panels=()),
 )
