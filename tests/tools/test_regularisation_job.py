@@ -1,5 +1,6 @@
 """Regularisation images made by the base model: a stopped job continues, and nothing is made before all is checked."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -64,6 +65,28 @@ def test_a_stopped_job_continues_to_the_same_images(training: Path, tmp_path: Pa
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "parts").rglob("*.png")}
     assert generate(training, tmp_path / "parts") == 0
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "parts").rglob("*.png")}
+
+
+def test_a_full_disk_loses_no_image_and_the_next_job_makes_the_missing_ones(
+    training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original, to = os.replace, tmp_path / "reg"
+
+    def full(source: Any, target: Any) -> None:
+        if Path(target).parent.name.startswith("1_cat") and Path(target).suffix == ".png":
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        original(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert generate(training, to) == 1
+    assert "the disk is full" in capsys.readouterr().err
+    kept = {path: path.stat().st_mtime_ns for path in to.rglob("*.png")}
+    assert kept
+    assert not list(to.rglob("*.part"))
+    assert generate(training, to) == 0
+    assert len(pixels(to)) == 11
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
 
 
 def test_a_prompt_that_names_no_folder_becomes_the_caption(training: Path, tmp_path: Path) -> None:
