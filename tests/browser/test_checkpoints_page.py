@@ -27,7 +27,7 @@ def test_checkpoints_are_compared_from_the_form_to_the_grid(
     dialog = page.get_by_role("dialog", name="Compare checkpoints")
     boxes = dialog.locator("fieldset input[type=checkbox]")
     expect(boxes).to_have_count(2)
-    heights = dialog.locator(".checkpoints-form label:not(.tick, [hidden]) > :is(input, select)")
+    heights = dialog.locator(".job-form label:not(.tick, [hidden]) > :is(input, select)")
     assert len(set(heights.evaluate_all("all => all.map((each) => each.offsetHeight)"))) == 1  # labels in a row align
 
     dialog.get_by_role("button", name="None").click()

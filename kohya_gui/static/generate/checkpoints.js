@@ -4,7 +4,7 @@
   const EVERY = 1000; // milliseconds
   const [NARROWEST, HIGH, EDGE] = [280, 132, 12]; // pixels of the chart
   const UNFINISHED = "This comparison was not finished. Compare the same again to continue it: finished results stay.";
-  const dialog = el("dialog", { class: "browse checkpoints", "aria-label": "Compare checkpoints" });
+  const dialog = el("dialog", { class: "browse job-dialog", "aria-label": "Compare checkpoints" });
   const large = Studio.dialog({ class: "sample-large checkpoint-large", "aria-label": "Image", tabindex: -1 });
   let run;
   let offers;
@@ -77,7 +77,7 @@
     const submit = button("Compare", null, { type: "submit", class: "take", "data-action": "start-comparison" });
     const form = el(
       "form",
-      { class: "checkpoints-form", onsubmit: (event) => (event.preventDefault(), start()) },
+      { class: "job-form", onsubmit: (event) => (event.preventDefault(), start()) },
       boxes(),
       field("prompt", prompts, "wide"),
       ...images.filter(Boolean),

@@ -5,7 +5,7 @@
   const LONGEST = 310_000; // milliseconds, to read a large dataset
   const NUMBERS = ["steps", "scale", "guidance", "image_seed", "batch_size"];
   const MORE = [...NUMBERS, "sampler", "dtype", "negative_prompt", "compile"];
-  const dialog = Studio.dialog({ class: "browse checkpoints regularisation", "aria-label": "Regularisation images" });
+  const dialog = Studio.dialog({ class: "browse job-dialog regularisation", "aria-label": "Regularisation images" });
   let fields = null; // option -> label, help, choices, families
   let tab; // the training tab
   let needs = null; // the answer of dataset/regularisation
@@ -56,11 +56,11 @@
     folderField.firstChild.append(" ", browse);
     parts.form = el(
       "form",
-      { class: "checkpoints-form", onsubmit: (event) => event.preventDefault() },
+      { class: "job-form", onsubmit: (event) => event.preventDefault() },
       field("prompt", prompt, "wide"),
       field("images", count),
       folderField,
-      el("details", { class: "wide" }, el("summary", {}, "Sampling"), el("div", { class: "checkpoints-form" }, ...more)),
+      el("details", { class: "wide" }, el("summary", {}, "Sampling"), el("div", { class: "job-form" }, ...more)),
     );
     const about = "The base model draws the class, and training sees these images as often as yours. So it keeps its idea of the class while it is taught your subject.";
     dialog.replaceChildren(
@@ -212,7 +212,7 @@
 
   // Images of the tab Generate
 
-  const taking = Studio.dialog({ class: "browse checkpoints regularisation", "aria-label": "Use as regularisation images" });
+  const taking = Studio.dialog({ class: "browse job-dialog regularisation", "aria-label": "Use as regularisation images" });
   /** Ask for class and folder, and copy these images of a folder there. */
   Studio.useAsRegularisation = async (folder, names, prompt) => {
     fields ??= await ask("regularisation/fields");
@@ -241,7 +241,7 @@
       el("p", { class: "quiet" }, "They are copied into a folder of the class, with their prompts as captions."),
       el(
         "form",
-        { class: "checkpoints-form", onsubmit: (event) => (event.preventDefault(), take()) },
+        { class: "job-form", onsubmit: (event) => (event.preventDefault(), take()) },
         el("label", {}, el("span", {}, "For the training in"), training),
         el("label", { class: "double" }, el("span", {}, "Class"), kind),
         el("label", { class: "wide" }, el("span", {}, fields.reg_data_dir.label), place),
