@@ -23,6 +23,8 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.generated_files import GENERATED_TYPES, read_generated
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
 from sd_scripts.formats.images.image_parameters import read_chunks, typed
+from sd_scripts.formats.models.safetensors_header import read_header
+from sd_scripts.formats.models.trigger_words import trigger_words
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, image_files, line_keys, read_prompt_file
@@ -61,6 +63,7 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
         get("generate/preview", tab.preview),
         get("generate/run/{id:row}", tab.of_run),
         get("generate/adapters", tab.adapters),
+        get("generate/trigger", tab.trigger),
         post("generate", tab.start),
         post("generate/cancel", tab.cancel),
         post("generate/free", tab.free),
@@ -194,6 +197,14 @@ class GenerateRoutes:
             if not self._allowed_paths.problem("lora_weights", path) and Path(path).is_file():
                 files.setdefault(path, row.name)
         return [{"path": path, "run": run} for path, run in files.items()]
+
+    def trigger(self, request: Request) -> dict[str, str]:
+        """Return the trigger words of an adapter file, "" if it shows none or cannot be read."""
+        path = allowed_file(self._allowed_paths, "lora_weights", request.query_params.get("path", ""))
+        try:
+            return {"words": trigger_words(read_header(path).metadata)}
+        except (OSError, ValueError):  # Generate reports the problem
+            return {"words": ""}
 
     def of_run(self, request: Request) -> dict[str, Any]:
         """Return the form with which to try the model that a run trained."""

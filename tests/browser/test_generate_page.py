@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from sd_scripts.formats.images.image_parameters import text_chunks
 from sd_scripts.formats.toml_files import read_toml
@@ -35,7 +37,8 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     expect(tab.locator("#generate-go")).to_be_visible()
     family = tab.locator("select[aria-label='Model family']")
     expect(family).to_have_css("appearance", "auto")  # its arrow distinguishes it from a text field
-    (adapter := tmp_path / "mycat.safetensors").touch()
+    adapter = tmp_path / "mycat.safetensors"
+    save_file({"weight": numpy.zeros(1)}, adapter, {"modelspec.trigger_phrase": "sks cat"})
     store = RunStore(gui.runs)
     run = store.add(tmp_path / "run", name="mycat", tab="lora", family="flux_kontext", state="finished")
     store.update(run.id, results=[adapter])
@@ -43,6 +46,12 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     family.select_option("flux_kontext")
     tab.get_by_label("Adapters of my runs").select_option("mycat")
     expect(tab.locator(".adapter-file")).to_have_value(str(adapter))
+    tab.locator("#generate-prompt textarea").fill("on a chair\na Sks cat\n# later")
+    tab.get_by_role("button", name="Trigger words: sks cat").click()
+    expect(tab.locator("#generate-prompt textarea")).to_have_value("sks cat, on a chair\na Sks cat\n# later")
+    tab.locator(".adapter-file").fill("")
+    tab.locator(".adapter-strength").click()
+    expect(tab.locator(".adapter-words")).to_be_hidden()
     tab.get_by_label("Remove adapter").click()
 
     def field(name: str) -> Any:

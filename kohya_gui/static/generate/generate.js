@@ -73,9 +73,29 @@
     return row;
   };
   const adapterRow = ({ path = "", strength = 1 } = {}) => {
-    const file = el("input", { type: "text", class: "adapter-file", value: path, placeholder: "/models/lora.safetensors", "aria-label": "Adapter file", oninput: changed });
+    const words = button("", () => addToPrompts(words.dataset.words), { class: "adapter-words", title: "Put them into each prompt that lacks them", hidden: true });
+    const typed = () => (showWords(file.value.trim(), words), changed());
+    const file = el("input", { type: "text", class: "adapter-file", value: path, placeholder: "/models/lora.safetensors", "aria-label": "Adapter file", oninput: changed, onchange: typed });
     const by = el("input", { type: "number", class: "adapter-strength", step: "0.05", value: strength, "aria-label": "Strength", oninput: changed });
-    return fileRow("adapter", "adapter", file, "lora_weights", file, by);
+    showWords(path, words);
+    const row = fileRow("adapter", "adapter", file, "lora_weights", file, by);
+    row.append(words);
+    return row;
+  };
+  /** Show the trigger words that a file's metadata has. */
+  const showWords = async (path, shown) => {
+    shown.dataset.path = path;
+    const { words } = path ? await ask(`generate/trigger?path=${encodeURIComponent(path)}`).catch(() => ({ words: "" })) : { words: "" };
+    if (shown.dataset.path !== path) return; // a different file was entered since
+    shown.dataset.words = words;
+    shown.textContent = `Trigger words: ${words}`;
+    shown.hidden = !words;
+  };
+  const addToPrompts = (words) => {
+    const lines = read("prompt").split("\n");
+    const lacks = (line) => line.trim() && !line.trim().startsWith("#") && !line.toLowerCase().includes(words.toLowerCase());
+    put("prompt", read("prompt").trim() ? lines.map((line) => (lacks(line) ? `${words}, ${line}` : line)).join("\n") : words);
+    changed();
   };
   /** Offer the files that runs of this family trained. */
   const offerAdapters = async () => {

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.testclient import TestClient
@@ -378,6 +379,16 @@ def test_the_last_adapter_of_each_run_of_the_family_is_offered_newest_first(tab:
     assert tab.get("/adapters?family=flux").json() == offered
     elsewhere = Tab(tmp_path, AllowedPaths.within([tmp_path / "runs"]))
     assert elsewhere.get("/adapters?family=flux").json() == []
+
+
+def test_an_adapter_file_shows_its_trigger_words(tab: Tab, tmp_path: Path) -> None:
+    file = tmp_path / "cat.safetensors"
+    save_file({"a": torch.zeros(1)}, file, {"modelspec.trigger_phrase": "sks <cat>"})
+    (tmp_path / "broken.safetensors").write_bytes(b"<html>")
+    assert tab.get(f"/trigger?path={file}").json() == {"words": "sks <cat>"}
+    assert tab.get(f"/trigger?path={tmp_path / 'broken.safetensors'}").json() == {"words": ""}
+    elsewhere = Tab(tmp_path, AllowedPaths.within([tmp_path / "runs"]))
+    assert "sks" not in elsewhere.get(f"/trigger?path={file}").text
 
 
 def test_try_it_fills_in_the_trained_file(tab: Tab, flux_miniature: Any, tmp_path: Path) -> None:
