@@ -107,9 +107,10 @@ class GenerateRoutes:
 
     def _swept_outside(self, settings: Settings) -> list[str]:
         """Return a sentence for each file among the values to compare that the page may not read."""
+        valid = settings.without({name for problem in settings.problems() for name in problem.names})
         try:
-            cells = cells_of(settings)
-        except ValueError:  # reported with the other problems
+            cells = cells_of(valid)
+        except (ValueError, WrongValue):  # reported with the other problems
             return []
         found = (self._allowed_paths.problems_of(cell.settings) for cell in cells)
         return list(dict.fromkeys(problem for problems in found for problem in problems))
