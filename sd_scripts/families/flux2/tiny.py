@@ -19,19 +19,19 @@ from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer, Modul
 from sd_scripts.families.flux2.qwen3 import config_of, qwen3, with_qwen3_tokens
 from sd_scripts.families.flux2.text import LAYERS
 from sd_scripts.families.flux2.vae import make_vae
-from sd_scripts.library.diffusion.dit_layers import grid_of, pack
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack, timestep_embedding
 from sd_scripts.library.diffusion.flow_timesteps import shift_of, shifted
 from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
+    CONDITIONING,
     Miniature,
     caption_words,
     fit_velocity,
     images,
     randomize,
     states_of,
-    weaken_conditioning,
     with_controls,
     without_attention,
 )
@@ -75,20 +75,30 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer = Flux2Transformer(PARAMS)
     vae = make_vae(latent_channels=PARAMS.channels // 4, **AUTOENCODER)
-    modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**_language(vocabulary)), VAE: vae}
+    modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**language(vocabulary)), VAE: vae}
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():
         randomize(module, generator)
-    modulations: Any = [module.lin for module in transformer.modules() if isinstance(module, Modulation)]
-    for linear in modulations:
-        linear.weight.mul_(miniature.CONDITIONING)
-        linear.weight.view(-1, 3, linear.in_features, linear.in_features)[:, 2].mul_(3)  # gates, which have no bias
-    transformer.final_layer.adaLN_modulation[1].weight.mul_(miniature.CONDITIONING)  # type: ignore[operator]
+    _weaken_conditioning(transformer)
     _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
-def _language(vocabulary: int) -> dict[str, Any]:
+def _weaken_conditioning(transformer: Flux2Transformer) -> None:
+    """Make tokens matter more than the vector of time, and each block add about half of its output: modulations have no
+    bias for that, so their gates read the mean of the vectors."""
+    vectors = transformer.time_in(timestep_embedding(torch.linspace(0.05, 0.95, 16)))
+    mean = torch.nn.functional.silu(vectors).mean(0)
+    for module in transformer.modules():
+        if isinstance(module, Modulation):
+            module.lin.weight.mul_(CONDITIONING)
+            module.lin.weight.view(-1, 3, PARAMS.width, PARAMS.width)[:, 2] = 0.5 * mean / mean.square().sum()
+    last: Any = transformer.final_layer.adaLN_modulation[1]
+    last.weight.mul_(CONDITIONING)
+
+
+def language(vocabulary: int) -> dict[str, Any]:
+    """Return the configuration of the text encoder."""
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (vocabulary, TEXT_WIDTH),
         "layers.0.self_attn.q_norm.weight": (HEAD_WIDTH,),

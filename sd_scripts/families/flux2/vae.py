@@ -13,9 +13,7 @@ from sd_scripts.library.files.lean_diffusers import AutoencoderKLFlux2
 
 CELL, CHANNELS, PIXELS = 2, 128, 16
 """Latents of the encoder along the side of one here, its channels, and pixels along its side."""
-LATENTS = LatentLayout(
-    suffix="flux2", shape=lambda extent: (CHANNELS, extent.height // PIXELS, extent.width // PIXELS)
-)
+LATENTS = LatentLayout(suffix="flux2", shape=lambda extent: (CHANNELS, extent.height // PIXELS, extent.width // PIXELS))
 
 
 class Moments(nn.Module):

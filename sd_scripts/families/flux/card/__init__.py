@@ -37,9 +37,7 @@ SCHNELL = "flux-1-schnell"
 AUTOENCODER = "FLUX.1 autoencoder"
 TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
 """Keys of a transformer of this kind, in the original layout and in diffusers'."""
-VARIANTS = (
-    ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
-)
+VARIANTS = (("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),)
 """(substring of a key, variant) of models with such a transformer that cannot be trained as FLUX.1."""
 OTHERS = ("context_embedder.token_refiner.", "double_stream_modulation_img.")
 """Substrings of keys of other families' transformers that have some of these keys, too."""
