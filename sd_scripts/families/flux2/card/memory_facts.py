@@ -33,11 +33,14 @@ def swapped(blocks_to_swap: int) -> int:
 
 
 MEMORY = MemoryFacts(
-    values={"denoiser": 9_078_581_248, "text_encoder1": 5_833_300_992, "vae": 84_046_115},
+    values={"denoiser": 9_078_581_248, "text_encoder1": 5_831_883_520, "vae": 84_046_115},
     largest_block=DOUBLE,
     largest_weight=4_096 * 24_576,
-    lora={"denoiser": 2_588_672, "text_encoder1": 0},
-    quantized={"denoiser": (DOUBLES * (DOUBLE - NORMS[0]) + SINGLES * (SINGLE - NORMS[1]), 1_703_936)},
+    lora={"denoiser": 2_588_672, "text_encoder1": 2_045_952},
+    quantized={
+        "denoiser": (DOUBLES * (DOUBLE - NORMS[0]) + SINGLES * (SINGLE - NORMS[1]), 1_703_936),
+        "text_encoder1": (5_209_325_568, 1_050_624),
+    },
     swapped=swapped,
     most_swapped=16,
     units=tokens,
