@@ -6,9 +6,9 @@ import torch
 from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Transformer2DModel
 
 from sd_scripts.families.common.components import Components
+from sd_scripts.families.flux2.card import LONGEST
 from sd_scripts.families.flux2.keys import diffusers_modules, swaps_halves
 from sd_scripts.families.flux2.model import Flux2Params
-from sd_scripts.families.flux2.text import LONGEST
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from sd_scripts.library.files import ldm_layout
 from sd_scripts.library.files.state_dicts import JoinedLayout, State
 
-_DOUBLE = {
+_DOUBLE: dict[str, tuple[str, ...]] = {
     "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
     "img_attn.norm.query_norm": ("attn.norm_q",),
     "img_attn.norm.key_norm": ("attn.norm_k",),
@@ -20,7 +20,7 @@ _DOUBLE = {
     "txt_mlp.0": ("ff_context.linear_in",),
     "txt_mlp.2": ("ff_context.linear_out",),
 }
-_SINGLE = {
+_SINGLE: dict[str, tuple[str, ...]] = {
     "linear1": ("attn.to_qkv_mlp_proj",),
     "norm.query_norm": ("attn.norm_q",),
     "norm.key_norm": ("attn.norm_k",),

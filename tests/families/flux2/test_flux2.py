@@ -233,7 +233,7 @@ def test_captions_are_encoded_as_in_diffusers(components: Components, whole_enco
 # autoencoder and samples
 
 
-def test_latents_are_those_of_the_official_code(components: Components) -> None:
+def test_latents_equal_the_official_codes(components: Components) -> None:
     reference = REFERENCE["latents"]
 
     class Moments:
