@@ -59,6 +59,7 @@ CARD = FamilyCard(
     scripts={"lora": "flux2_train_network.py", "full": "flux2_train.py", "generate": "flux2_generate.py"},
     groups=(Flux2ModelOptions, FlowOptions, MemoryOptions, ControlOptions),
     capabilities=frozenset({"batches", "blockwise_updates", "control_images", "fp8", "offload_activations", "own_vae"}),
+    needs_controls=False,
     choices={"timestep_sampling": ("flux2_shift",)},
     notes={
         "pretrained_model_name_or_path": f"FLUX.2 klein's IDs are {HUB_MODEL} and its 9B counterpart.",
