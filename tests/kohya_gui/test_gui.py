@@ -54,7 +54,7 @@ FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
 WAN_FAMILIES = tuple(card.name for card in cards() if card.trains("wan"))
 HUNYUAN_FAMILIES = tuple(card.name for card in cards() if card.trains("hunyuan_video"))
-FLOW_FAMILIES = ("flux", "flux_kontext", "flux2", "chroma", *QWEN_FAMILIES, *WAN_FAMILIES, *HUNYUAN_FAMILIES)
+FLOW_FAMILIES = (*FLUX_FAMILIES, "flux2", *QWEN_FAMILIES, *WAN_FAMILIES, *HUNYUAN_FAMILIES)
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 

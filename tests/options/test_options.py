@@ -80,8 +80,8 @@ def test_a_familys_note_applies_to_derived_families_without_their_own() -> None:
     assert whom["blocks_to_swap"][:4] == [
         ("sdxl",),
         ("flux", "flux_kontext"),
-        ("flux2",),
         ("chroma",),
+        ("flux2",),
     ]
     assert whom["vae"][:3] == [("sdxl",), ("flux2",), ("qwen_image", "qwen_image_edit")]
     assert {("flux",), ("flux_kontext",)} < dict(noted["pretrained_model_name_or_path"]).keys()
