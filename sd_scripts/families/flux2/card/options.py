@@ -20,7 +20,8 @@ class Flux2ModelOptions(OptionGroup, title="FLUX.2 klein model"):
     )
     flux2_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = optional(
         "Which FLUX.2 is trained, as musubi-tuner's commands name it; the size is read from the file. Train a base "
-        "model: the others were distilled to 4 steps."
+        "model: the others were distilled to 4 steps.",
+        label="FLUX.2 version",
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
