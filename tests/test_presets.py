@@ -17,7 +17,7 @@ from tests.support.gui import settings_in
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))
-FLUX = [preset for preset in PRESETS if preset.stem.startswith(("flux_", "chroma_"))]
+FLUX = [preset for preset in PRESETS if preset.stem.startswith(("flux_", "flux2_", "chroma_"))]
 QWEN_IMAGE = [preset for preset in PRESETS if preset.stem.startswith("qwen_image_")]
 WAN = [preset for preset in PRESETS if preset.stem.startswith("wan_")]
 HUNYUAN = [preset for preset in PRESETS if preset.stem.startswith(("hunyuan_video_", "framepack_"))]
@@ -51,7 +51,16 @@ def test_every_tab_has_presets_of_its_own():
     wanted |= {
         f"{tab}/{family}_{way}"
         for tab in ("dreambooth", "finetune")
-        for family in ("chroma", "qwen_image", "qwen_image_edit", "wan", "wan_5b", "hunyuan_video", "framepack")
+        for family in (
+            "chroma",
+            "flux2",
+            "qwen_image",
+            "qwen_image_edit",
+            "wan",
+            "wan_5b",
+            "hunyuan_video",
+            "framepack",
+        )
         for way in WAYS_OF_QWEN_IMAGE
     }
     distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}

@@ -54,7 +54,7 @@ FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
 WAN_FAMILIES = tuple(card.name for card in cards() if card.trains("wan"))
 HUNYUAN_FAMILIES = tuple(card.name for card in cards() if card.trains("hunyuan_video"))
-FLOW_FAMILIES = (*FLUX_FAMILIES, *QWEN_FAMILIES, *WAN_FAMILIES, *HUNYUAN_FAMILIES)
+FLOW_FAMILIES = (*FLUX_FAMILIES, "flux2", *QWEN_FAMILIES, *WAN_FAMILIES, *HUNYUAN_FAMILIES)
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -134,9 +134,9 @@ def test_the_browser_gets_the_rules_of_each_family(form):
     assert options["clip_skip"]["families"] == ("sdxl",)
     assert options["t5xxl"]["families"] == FLUX_FAMILIES
     assert options["clip_l"]["families"] == WITH_CLIP
-    assert options["control_directory"]["families"] == ("flux_kontext", "qwen_image_edit", "framepack")
+    assert options["control_directory"]["families"] == ("flux_kontext", "flux2", "qwen_image_edit", "framepack")
     assert options["compile"]["families"] == tuple(card.name for card in cards())
-    assert options["vae"]["families"] == ("sdxl", *FLOW_FAMILIES[len(FLUX_FAMILIES) :])
+    assert options["vae"]["families"] == ("sdxl", *(each for each in FLOW_FAMILIES if each not in FLUX_FAMILIES))
     assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES, WITH_CLIP}
     timesteps = {options[name]["families"] for name in panels["lora-panel-timesteps"]}
     assert timesteps == {FLUX_FAMILIES, (*WITH_CLIP, *HUNYUAN_FAMILIES), FLOW_FAMILIES}
@@ -349,12 +349,22 @@ def test_every_preset_opens_as_the_family_of_its_name():
 def test_every_preset_has_a_description():
     for path in PRESETS.glob("*/*.toml"):
         assert preset_title(path).startswith(
-            ("SDXL ", "FLUX.1 ", "Chroma ", "Qwen-Image ", "Qwen-Image-Edit ", "Wan ", "HunyuanVideo ", "FramePack ")
+            (
+                "SDXL ",
+                "FLUX.1 ",
+                "FLUX.2 klein ",
+                "Chroma ",
+                "Qwen-Image ",
+                "Qwen-Image-Edit ",
+                "Wan ",
+                "HunyuanVideo ",
+                "FramePack ",
+            )
         )
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
         assert re.match(
-            r"(SDXL|Chroma|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.1|For|Train|A |Fine)", preset_words(path)
+            r"(SDXL|Chroma|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.[12]|For|Train|A |Fine)", preset_words(path)
         ), path
 
 

@@ -77,12 +77,13 @@ def test_every_option_has_a_label_and_help():
 def test_a_familys_note_applies_to_derived_families_without_their_own() -> None:
     noted = {o.name: o.family_notes for o in EVERY_OPTION.values() if o.family_notes}
     whom = {name: [families for families, _ in noted[name]] for name in ("blocks_to_swap", "vae")}
-    assert whom["blocks_to_swap"][:3] == [
+    assert whom["blocks_to_swap"][:4] == [
         ("sdxl",),
         ("flux", "flux_kontext"),
         ("chroma",),
+        ("flux2",),
     ]
-    assert whom["vae"][:2] == [("sdxl",), ("qwen_image", "qwen_image_edit")]
+    assert whom["vae"][:3] == [("sdxl",), ("flux2",), ("qwen_image", "qwen_image_edit")]
     assert {("flux",), ("flux_kontext",)} < dict(noted["pretrained_model_name_or_path"]).keys()
     assert [families for families, _ in OPTIONS["blocks_to_swap"].family_notes] == [("sdxl",)]  # as SDXL has it
 

@@ -10,6 +10,7 @@ MINIATURES = {
     "sdxl": "miniature",
     "flux": "flux_miniature",
     "flux_kontext": "kontext_miniature",
+    "flux2": "flux2_miniature",
     "chroma": "chroma_miniature",
     "qwen_image": "qwen_image_miniature",
     "qwen_image_edit": "edit_miniature",

@@ -272,7 +272,8 @@ def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> Non
     """Raise ValueError if the images have no control images and the family is trained with them, or the reverse."""
     has_controls = any(item.controls for item in items)
     takes_controls = card.has("control_images")
-    if takes_controls and not has_controls and card.clips is None:  # a variant of a model of clips may need none
+    needed = card.needs_controls and card.clips is None  # a variant of a model of clips may need none
+    if takes_controls and needed and not has_controls:
         raise ValueError(
             f"{source}: no image has a control image, which {card.title} is trained with; set control_directory to the "
             "folder with one for each image"

@@ -318,6 +318,8 @@ class FamilyCard:
     clips: ClipFacts | None = None
     """Set by a family that is trained on clips, which then has the capability `clips` and ClipOptions; None: on images
     alone."""
+    needs_controls: bool = True
+    """Whether a family with the capability `control_images` is always trained with them; clips may need none."""
     longest_control: float = math.inf
     """The longer side of a control image, relative to the shorter one."""
     text_limit: Callable[[OptionValues, str], TextLimit] | None = None
@@ -363,7 +365,7 @@ class FamilyCard:
             return
         elif self.clips and self.clips.begin_with_image and self.clips.fitting(prompt.frames) > 1:
             yield START.key, f"without a start image (--{START.letters}), the clip begins with a grey image"
-        elif self.has(CONTROLS.needs):
+        elif self.has(CONTROLS.needs) and self.needs_controls:
             yield CONTROLS.key, f"without a control image (--{CONTROLS.letters}), the image is made from the text alone"
 
     def trains(self, family: str | None) -> bool:

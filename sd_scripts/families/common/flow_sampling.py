@@ -43,6 +43,8 @@ def sample_flow(
     decode: Callable[[Components, Tensor], Tensor],
     sigmas_of: Callable[[Tensor], Tensor],
     velocity_of: Callable[[list[Tensor]], Velocity],
+    channels: int = CHANNELS,
+    pixels: int = LATENT,
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
 
@@ -50,7 +52,7 @@ def sample_flow(
     after the other. A seed gives the same noise on every device. `rules`: how control images are
     resized. `encode` and `decode`: pixels and latents of the VAE;
     `sigmas_of`: noise -> where the steps begin and the last ends; `velocity_of`: latents of the control images, each
-    (1, 16, h, w) -> what predicts the velocity.
+    (1, 16, h, w) -> what predicts the velocity. `channels` of the latents, and `pixels` along a side of one.
     """
     prompt = prompts[0]
     height, width = size_of(prompt, card.side_multiple)
@@ -65,10 +67,10 @@ def sample_flow(
         controls: list[Tensor] = []
         if CONTROLS.works_with(card.capabilities):
             with on_device(components.vae, device):
-                pixels = control_pixels(prompt, (width, height), rules)
-                controls = [encode(components, each) for each in pixels]
+                images = control_pixels(prompt, (width, height), rules)
+                controls = [encode(components, each) for each in images]
         generators = [make_generator(each.seed) for each in prompts]
-        noise = batch_noise(generators, CHANNELS, height // LATENT, width // LATENT).to(device)
+        noise = batch_noise(generators, channels, height // pixels, width // pixels).to(device)
         latents = euler_steps(noise, sigmas_of(noise), velocity_of(controls), decoded)
         with on_device(components.vae, device):
             return [Media.of(decoded(each)) for each in latents.split(1)]

@@ -98,6 +98,7 @@ def _without_siblings() -> Iterator[None]:
 with _without_integrations(), _without_compiler(), _without_siblings():
     from diffusers import (
         AutoencoderKL,
+        AutoencoderKLFlux2,
         AutoencoderKLHunyuanVideo,
         AutoencoderKLQwenImage,
         AutoencoderKLWan,
@@ -114,6 +115,7 @@ __all__ = [
     "GEGLU",
     "Attention",
     "AutoencoderKL",
+    "AutoencoderKLFlux2",
     "AutoencoderKLHunyuanVideo",
     "AutoencoderKLQwenImage",
     "AutoencoderKLWan",

@@ -93,7 +93,7 @@ def controls(valid: Settings) -> Iterator[str]:
     if not chosen or options.dataset_config or options.in_json or not (root := options.train_data_dir):
         return
     clips = card.clips is not None
-    if not chosen.control_directory and clips:  # a variant of a model of clips may need none
+    if not chosen.control_directory and (clips or not card.needs_controls):  # a variant of clips may need none
         return
     if not chosen.control_directory:
         yield f"control_directory: not set; choose the folder with the control images that {card.title} is trained with"

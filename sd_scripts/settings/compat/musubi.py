@@ -52,6 +52,7 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
     metadata_reso: str | None = unused(METADATA, None)
     metadata_arch: str | None = unused(METADATA, None)
     num_timestep_buckets: int | None = unused("timesteps are drawn independently", None, within=(0, 10_000))
+    fp8_text_encoder: bool = name_of("quantize_text_encoders", "fp8")
     fp8_t5: bool = name_of("quantize_text_encoders", "fp8")
     vae_cache_cpu: bool = unused("the VAE keeps the frames that it needs on its device")
     force_v2_1_time_embedding: bool = unused("all frames of a clip share one timestep anyway")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -43,6 +42,7 @@ from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
 from sd_scripts.testing.miniature import t5_tokenizer
+from tests.support.families.formula_weights import formula_input, formula_weights
 
 pytestmark = pytest.mark.run
 
@@ -86,23 +86,6 @@ def encode(components: Components, captions: list[str]) -> dict[str, Tensor]:
 # transformer
 
 
-def formula(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Values in -1..1 that follow from a tensor's name, as in the reference."""
-    numbers = np.arange(1, int(np.prod(shape)) + 1, dtype=np.uint64)
-    x = (numbers * 2654435761 + zlib.crc32(name.encode()) * np.uint64(40503)) % 2**32
-    x = ((x ^ (x >> 15)) * np.uint64(2246822519)) % 2**32
-    return torch.from_numpy((x ^ (x >> 13)) / 2**31 - 1).float().view(shape)
-
-
-def formula_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    weights = {}
-    for name, tensor in state.items():
-        values = formula(name, tuple(tensor.shape))
-        small = 1 + 0.1 * values if name.endswith(".scale") else 0.1 * values
-        weights[name] = values * (3 / tensor.shape[-1]) ** 0.5 if tensor.ndim > 1 else small
-    return weights
-
-
 def test_the_forward_equals_the_official_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = REFERENCE["forward"]
     config = reference["config"]
@@ -121,7 +104,7 @@ def test_the_forward_equals_the_official_codes(monkeypatch: pytest.MonkeyPatch) 
     )
     model.load_state_dict(formula_weights(model.state_dict()))
     inputs = reference["inputs"]
-    img, txt = (1.7 * formula(f"input:{name}", tuple(inputs[name])) for name in ("image", "context"))
+    img, txt = (formula_input(name, tuple(inputs[name])) for name in ("image", "context"))
     with torch.no_grad():
         output = model(img, txt, None, torch.tensor(inputs["t"]), None, tuple(inputs["grid"]))
     first, expected = output.flatten()[:24], reference["output"]

@@ -38,11 +38,10 @@ SCHNELL = "flux-1-schnell"
 AUTOENCODER = "FLUX.1 autoencoder"
 TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
 """Keys of a transformer of this kind, in the original layout and in diffusers'."""
-VARIANTS = (
-    ("double_stream_modulation_img.", "FLUX.2"),
-    ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
-)
+VARIANTS = (("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),)
 """(substring of a key, variant) of models with such a transformer that cannot be trained as FLUX.1."""
+OTHERS = ("context_embedder.token_refiner.", "double_stream_modulation_img.")
+"""Substrings of keys of other families' transformers that have some of these keys, too."""
 FIRST_LAYER = FirstLayer(
     keys=("img_in.weight", "x_embedder.weight"),
     channels=64,
@@ -55,8 +54,8 @@ PIPELINE = "FLUX.1 diffusers folder"
 def recognise(header: Header) -> tuple[str | None, str] | None:
     """Return (family, variant) of a file with a transformer of this kind; None for any other file."""
     prefixes = [p for p in ("", "model.diffusion_model.") if any(p + key in header.shapes for key in TRANSFORMERS)]
-    if not prefixes or any("context_embedder.token_refiner." in key for key in header.shapes):
-        return None  # a model of clips has diffusers' keys, too
+    if not prefixes or any(mark in key for key in header.shapes for mark in OTHERS):
+        return None
     for mark, variant in VARIANTS:
         if any(mark in key for key in header.shapes):
             return None, variant

@@ -1,0 +1,64 @@
+"""FLUX.2's components: how each is created from its files and stored in memory, and which do not fit together."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.layouts import Layout
+from sd_scripts.families.common.placing import BlockLists
+from sd_scripts.families.common.problems import network_problems, width_problems
+from sd_scripts.families.flux2 import keys, lora
+from sd_scripts.families.flux2.card import CARD
+from sd_scripts.families.flux2.card.memory_facts import swap_counts
+from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
+from sd_scripts.families.flux2.qwen3 import QWEN3, config_of, language_layers, qwen3
+from sd_scripts.families.flux2.text import LAYERS
+from sd_scripts.families.flux2.vae import make_vae
+from sd_scripts.library.files import ldm_layout
+from sd_scripts.settings.settings import Settings
+
+TEXT_ENCODER = "text_encoder1"
+BLOCK_LISTS = BlockLists(names={"double_blocks": "double", "single_blocks": "single"}, counts=swap_counts)
+LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")
+LANGUAGE_LINEAR = re.compile(r"(model\.)?layers\..*_proj\.weight")
+"""Names, and keys in files, of weights that can be quantized."""
+
+LAYOUTS = {
+    DENOISER: Layout(
+        make=lambda shapes: Flux2Transformer(Flux2Params.of(shapes)), unify=keys.original_layout, quantizable=LINEAR
+    ),
+    TEXT_ENCODER: Layout(
+        make=lambda shapes: qwen3(**config_of(shapes)),
+        unify=partial(language_layers, last=LAYERS[-1]),
+        tokenizer=QWEN3,
+        quantizable=LANGUAGE_LINEAR,
+    ),
+    VAE: Layout(
+        make=lambda shapes: make_vae(**ldm_layout.vae_config(shapes)),
+        unify=keys.vae_layout,
+        read=keys.read_vae,
+        write=keys.vae_file,
+    ),
+}
+
+
+def prepare(components: Components, settings: Settings) -> None:
+    encoder: Any = components.sources[TEXT_ENCODER].empty
+    components.extras = {"layers": tuple(min(number, encoder.config.num_hidden_layers) for number in LAYERS)}
+
+
+def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+    """Return problems of components of a different model, and of options that the transformer limits."""
+    transformer: Any = sources[DENOISER].empty
+    params: Flux2Params = transformer.params
+    expected = {
+        TEXT_ENCODER: ("hidden_size", params.text_width // len(LAYERS), "vectors of {} values"),
+        VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
+    }
+    return [
+        *width_problems(sources, CARD, expected),
+        *BLOCK_LISTS.swap_problems(transformer, settings),
+        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
+    ]

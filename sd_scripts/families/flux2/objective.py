@@ -1,0 +1,49 @@
+"""FLUX.2's training objective: flow matching, in which the model predicts the velocity from image to noise."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.flux2.text import STATES
+from sd_scripts.library.diffusion.dit_layers import Grid
+from sd_scripts.settings.settings import Settings
+
+
+def step_inputs(
+    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return flow_inputs of latents that are a token each."""
+    tokens = latents.shape[-2] * latents.shape[-1]
+    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=tokens)
+
+
+def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    """Return the loss of each image (B,) float32."""
+    model = inputs.model
+    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, inputs.controls)
+    return flow_loss(velocity, model, settings)
+
+
+def predict(
+    transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor], controls: Sequence[Tensor] = ()
+) -> Tensor:
+    """Predict the velocity, noise - image, (B, 128, h, w) float32.
+
+    noisy (B, 128, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, `controls`: latents of the
+    control images, each (B, 128, h', w').
+    """
+    flux: Any = transformer
+    images = (noisy, *controls)
+    tokens = torch.cat([image.flatten(2).transpose(1, 2) for image in images], dim=1)
+    grid, *others = (_grid(image) for image in images)
+    velocity = flux(tokens, text[STATES], timesteps, grid, tuple(others))
+    return velocity.transpose(1, 2).unflatten(-1, grid).float()
+
+
+def _grid(latents: Tensor) -> Grid:
+    return latents.shape[-2], latents.shape[-1]

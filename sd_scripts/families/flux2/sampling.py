@@ -1,0 +1,76 @@
+"""Sample FLUX.2 images."""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor
+
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
+from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
+from sd_scripts.families.flux2.model import Flux2Transformer
+from sd_scripts.families.flux2.objective import predict
+from sd_scripts.families.flux2.vae import CHANNELS, PIXELS, decode_latents, encode_images
+from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.settings.settings import Settings
+
+FEW, MANY = 10, 200
+"""Steps that the two lines are for."""
+OF_FEW, OF_MANY = (8.73809524e-5, 1.89833333), (1.6927e-4, 0.45666666)
+"""Slope and offset of the logarithm of the shift, by the number of tokens."""
+MOST_TOKENS = 4300
+"""Above this many tokens the line of many steps is for any number of them."""
+
+
+def sampling_shift(tokens: int, steps: int) -> float:
+    """Return the shift for images of this many tokens and this many steps, as measured by Black Forest Labs: 7.56 for
+    1024x1024 in 50 steps, 9.89 in 4."""
+    few, many = (slope * tokens + offset for slope, offset in (OF_FEW, OF_MANY))
+    if tokens > MOST_TOKENS:
+        return math.exp(many)
+    slope = (many - few) / (MANY - FEW)
+    return math.exp(many + slope * (steps - MANY))
+
+
+def sample_batch(
+    components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
+) -> list[Media]:
+    """Generate images that differ in their seeds alone, as sample_flow does. Both captions are read together."""
+    prompt, images = prompts[0], len(prompts)
+    captions = len(next(iter(text.values())))
+    transformer = cast(Flux2Transformer, components.denoiser)
+
+    def velocity_of(control_latents: list[Tensor]) -> Velocity:
+        outputs = {name: each.to(transformer.device).repeat_interleave(images, 0) for name, each in text.items()}
+        controls = [each.expand(captions * images, -1, -1, -1) for each in control_latents]
+
+        def velocity(latents: Tensor, t: Tensor) -> Tensor:
+            noisy = latents.repeat(captions, 1, 1, 1)
+            predicted = predict(transformer, noisy, t.expand(captions * images), outputs, controls)
+            return apply_guidance(predicted, prompt.scale, images)
+
+        return velocity
+
+    return sample_flow(
+        components,
+        prompts,
+        card_of(settings.script.family),
+        control_rules(settings.values().get),
+        encode=encode_images,
+        decode=decode_latents,
+        sigmas_of=lambda noise: sampling_sigmas(
+            prompt.steps, sampling_shift(noise.shape[-2] * noise.shape[-1], prompt.steps)
+        ),
+        velocity_of=velocity_of,
+        channels=CHANNELS,
+        pixels=PIXELS,
+    )
+
+
+sample = one_of(sample_batch)

@@ -1,0 +1,138 @@
+"""FLUX.2 klein in miniature: files of the real layout with tiny widths and random weights, for the demo and tests.
+
+Latents are normalised, and the last layer is fitted to random features, computed without attention. Attention, which
+LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2Tokenizer
+
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.flux2.card import CARD
+from sd_scripts.families.flux2.load import LAYOUTS, TEXT_ENCODER
+from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer, Modulation
+from sd_scripts.families.flux2.qwen3 import config_of, qwen3, with_qwen3_tokens
+from sd_scripts.families.flux2.text import LAYERS
+from sd_scripts.families.flux2.vae import make_vae
+from sd_scripts.library.diffusion.dit_layers import grid_of, pack, timestep_embedding
+from sd_scripts.library.diffusion.flow_timesteps import shift_of, shifted
+from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
+from sd_scripts.testing import miniature
+from sd_scripts.testing.miniature import (
+    AUTOENCODER,
+    CONDITIONING,
+    Miniature,
+    caption_words,
+    fit_velocity,
+    images,
+    randomize,
+    states_of,
+    with_controls,
+    without_attention,
+)
+
+TEXT_WIDTH, HEAD_WIDTH = 32, 16
+PARAMS = Flux2Params(
+    width=64,
+    heads=2,
+    mlp_width=192,
+    text_width=len(LAYERS) * TEXT_WIDTH,
+    double_blocks=3,  # the fewest that can take turns, with blocks_to_swap = 3
+    single_blocks=6,
+)
+TEMPLATE_WORDS = ("user", "assistant")
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Create the three files of a FLUX.2 klein, the tokenizer next to them, captioned images, and their control
+    images."""
+    tokenizer = qwen3_tokenizer()
+    states = states_of(tiny_modules(len(tokenizer)))
+    in_files = {name: LAYOUTS[name].write(state) for name, state in states.items()}
+    return with_controls(miniature.write_miniature(CARD, folder, (tokenizer,), in_files), CARD.name, folder)
+
+
+write_narrow = write_miniature
+"""Its blocks are equal, as FLUX.2's are, so it needs the same number of compiled graphs."""
+
+
+def qwen3_tokenizer() -> Qwen2Tokenizer:
+    """Make a byte-level tokenizer like Qwen3's that merges the letters of each caption word one by one."""
+    merges: dict[tuple[str, str], None] = {}
+    for word in (*caption_words(), *TEMPLATE_WORDS):
+        for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
+            merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
+    return with_qwen3_tokens(make_qwen_tokenizer(list(merges)))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
+    transformer = Flux2Transformer(PARAMS)
+    vae = make_vae(latent_channels=PARAMS.channels // 4, **AUTOENCODER)
+    modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**language(vocabulary)), VAE: vae}
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    _weaken_conditioning(transformer)
+    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
+    return modules
+
+
+def _weaken_conditioning(transformer: Flux2Transformer) -> None:
+    """Make tokens matter more than the vector of time, and each block add about half of its output: modulations have no
+    bias for that, so their gates read the mean of the vectors."""
+    vectors = transformer.time_in(timestep_embedding(torch.linspace(0.05, 0.95, 16)))
+    mean = torch.nn.functional.silu(vectors).mean(0)
+    for module in transformer.modules():
+        if isinstance(module, Modulation):
+            module.lin.weight.mul_(CONDITIONING)
+            module.lin.weight.view(-1, 3, PARAMS.width, PARAMS.width)[:, 2] = 0.5 * mean / mean.square().sum()
+    last: Any = transformer.final_layer.adaLN_modulation[1]
+    last.weight.mul_(CONDITIONING)
+
+
+def language(vocabulary: int) -> dict[str, Any]:
+    """Return the configuration of the text encoder."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (vocabulary, TEXT_WIDTH),
+        "layers.0.self_attn.q_norm.weight": (HEAD_WIDTH,),
+        "layers.0.self_attn.q_proj.weight": (2 * HEAD_WIDTH, TEXT_WIDTH),
+        "layers.0.self_attn.k_proj.weight": (HEAD_WIDTH, TEXT_WIDTH),
+    }
+    shapes |= {f"layers.{number}.mlp.gate_proj.weight": (48, TEXT_WIDTH) for number in range(LAYERS[-1])}
+    return config_of(shapes)
+
+
+def _calibrate(vae: Any) -> Tensor:
+    """Give the autoencoder's running moments those of the drawn images' latents; return these normalised,
+    (12, 128, h, w)."""
+    encoded = vae.encode(images()).latent_dist.mode()
+    cells = pack(encoded).transpose(1, 2).unflatten(-1, grid_of(encoded))
+    vae.bn.running_mean.copy_(cells.mean((0, 2, 3)))
+    vae.bn.running_var.copy_(cells.var((0, 2, 3)))
+    return (cells - cells.mean((0, 2, 3), keepdim=True)) / (cells.var((0, 2, 3), keepdim=True) + 1e-4).sqrt()
+
+
+def _fit(transformer: Flux2Transformer, latents: Tensor, generator: torch.Generator) -> None:
+    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
+    outputs: list[Tensor] = [block.img_attn.proj.weight for block in transformer.double_blocks]  # type: ignore[union-attr, misc]
+    outputs += [block.linear2.weight[:, : PARAMS.width] for block in transformer.single_blocks]  # type: ignore[index, union-attr]
+    with without_attention(outputs, generator):
+        noise = torch.randn(latents.shape, generator=generator)
+        grid = latents.shape[-2], latents.shape[-1]
+        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), shift_of(math.prod(grid)))
+        text = torch.zeros(len(latents), 8, PARAMS.text_width)
+
+        def tokens(cells: Tensor) -> Tensor:
+            return cells.flatten(2).transpose(1, 2)
+
+        def run(noisy: Tensor) -> object:
+            return transformer(tokens(noisy), text, times, grid)
+
+        fit_velocity(transformer.final_layer.linear, latents, noise, times, run, tokens)
