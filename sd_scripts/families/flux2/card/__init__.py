@@ -15,6 +15,7 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.flux2.card.hub_files import FILES
 from sd_scripts.families.flux2.card.memory_facts import MEMORY
 from sd_scripts.families.flux2.card.options import RECOMMENDED, Flux2ModelOptions
 from sd_scripts.families.flux2.card.speeds import GRAPHS
@@ -129,6 +130,6 @@ CARD = FamilyCard(
             ("VAE", "decoder.conv_in.weight", 1, 32, AUTOENCODER),
         ),
     ),
-    hub=HubCard(model=HUB_MODEL, tags=("flux2",)),
+    hub=HubCard(model=HUB_MODEL, tags=("flux2",), files=FILES),
     aliases={"text_encoder": "qwen3", "model_version": "flux2_version"},
 )
