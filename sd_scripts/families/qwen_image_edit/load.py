@@ -17,7 +17,7 @@ from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
 from sd_scripts.families.qwen_image.keys import language_config, language_model
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
-from sd_scripts.families.qwen_image_edit.card import EDIT_2511, EDIT_PLUS, folder_version, told_version
+from sd_scripts.families.qwen_image_edit.card import EDIT_2511, EDIT_PLUS, folder_version, is_edit_2511, told_version
 from sd_scripts.families.qwen_image_edit.text import VERSION
 from sd_scripts.families.qwen_image_edit.vision import MERGED
 from sd_scripts.formats.models.safetensors_header import read_header
@@ -112,6 +112,8 @@ def _zero_cond_t(transformer: QwenImageTransformer) -> None:
 def _version_of(model: Path) -> str | None:
     if not model.is_file():
         return folder_version(model)
+    if is_edit_2511(model.parent):  # the first of the shards
+        return EDIT_2511
     with contextlib.suppress(OSError, ValueError):
         return told_version(read_header(model))
     return None

@@ -373,7 +373,7 @@ def test_edit_2511_is_known_by_its_mark_or_its_configuration_and_trained_as_such
     model = Path(files["pretrained_model_name_or_path"])
     folder, marked = tmp_path / "edit-2511", tmp_path / "marked.safetensors"
     (folder / "transformer").mkdir(parents=True)
-    for place in (folder, tmp_path):
+    for place in (folder, folder / "transformer", tmp_path):
         (place / "tokenizer").symlink_to(next(model.parent.rglob("tokenizer")))
     (folder / "transformer" / "config.json").write_text('{"zero_cond_t": true}')
     (folder / "model_index.json").write_text('{"_class_name": "QwenImageEditPlusPipeline"}')
@@ -381,7 +381,8 @@ def test_edit_2511_is_known_by_its_mark_or_its_configuration_and_trained_as_such
     save_model(marked, {**load_file(model), ZERO_COND_T: torch.zeros(0)}, {})
     assert describe(folder).variant == "Qwen-Image-Edit-2511 diffusers folder"
     assert describe(marked).variant == "Qwen-Image-Edit-2511"
-    for place, options in ((folder, {}), (marked, {}), (model, {"model_version": "edit-2511"})):
+    shard = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    for place, options in ((folder, {}), (shard, {}), (marked, {}), (model, {"model_version": "edit-2511"})):
         given = files | {"pretrained_model_name_or_path": str(place)}
         assert problems_of(given, **options) == []
         opened = QWEN_IMAGE_EDIT.open(settings_of(**given, **options), torch.float32).load(DENOISER)

@@ -33,13 +33,18 @@ def told_version(header: Header) -> str | None:
     return next((version for version, name in ARCHITECTURES.items() if architecture == name.lower()), None)
 
 
+def is_edit_2511(folder: Path) -> bool:
+    """Return whether the configuration of a transformer's folder has the switch of Edit-2511."""
+    with suppress(OSError, ValueError, AttributeError):  # or JSON that is not an object
+        return bool(read_json(folder / "config.json").get("zero_cond_t"))
+    return False
+
+
 def folder_version(folder: Path) -> str | None:
     """Return the model_version of a diffusers folder, or of its transformer's."""
-    for place in (folder, folder / "transformer"):
-        with suppress(OSError, ValueError):
-            if read_json(place / "config.json").get("zero_cond_t"):
-                return EDIT_2511
-    with suppress(OSError, ValueError):
+    if is_edit_2511(folder) or is_edit_2511(folder / "transformer"):
+        return EDIT_2511
+    with suppress(OSError, ValueError, AttributeError):  # or JSON that is not an object
         pipeline = read_json(folder / "model_index.json").get("_class_name")
         return next((version for version, name in PIPELINES.items() if name == pipeline), None)
     return None
