@@ -171,10 +171,18 @@ class QwenImageTransformerBlock(nn.Module):
         self.txt_mlp = FeedForward(params)
 
     def forward(
-        self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
+        self,
+        img: Tensor,
+        txt: Tensor,
+        vec: Tensor,
+        rope: Rope,
+        mask: Tensor | None = None,
+        clean: tuple[Tensor, int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt."""
-        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
+        """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt.
+        `clean`: the vector of timestep 0, and how many of the last image tokens, which are of control images, use
+        it instead of vec."""
+        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self._image_modulation(img, vec, clean)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
         img_out, txt_out = self.attn(
@@ -185,6 +193,17 @@ class QwenImageTransformerBlock(nn.Module):
         txt = txt + txt_gate1 * txt_out
         txt = txt + txt_gate2 * self.txt_mlp(modulate(txt, txt_shift2, txt_scale2))
         return _within_fp16(img), _within_fp16(txt)
+
+    def _image_modulation(self, img: Tensor, vec: Tensor, clean: tuple[Tensor, int] | None) -> tuple[Tensor, ...]:
+        noisy: tuple[Tensor, ...] = self.img_mod(vec)
+        if clean is None:
+            return noisy
+        zero, tokens = clean
+        parts = zip(noisy, self.img_mod(zero), strict=True)
+        return tuple(
+            torch.cat((part.expand(-1, img.shape[1] - tokens, -1), other.expand(-1, tokens, -1)), dim=1)
+            for part, other in parts
+        )  # each (B, N, W)
 
 
 def _within_fp16(x: Tensor) -> Tensor:
@@ -206,6 +225,8 @@ class QwenImageTransformer(BlockTransformer):
     def __init__(self, params: QwenImageParams):
         super().__init__()
         self.params = params
+        self.zero_cond_t = False
+        """Whether control images are modulated as at timestep 0, as in Qwen-Image-Edit-2511: shapes do not show it."""
         self.time_text_embed = TimeEmbedding(params.width)
         self.txt_norm = RMSNorm(params.text_width)
         self.img_in = nn.Linear(params.channels, params.width)
@@ -236,8 +257,13 @@ class QwenImageTransformer(BlockTransformer):
         rope = rope_table(self.params, (grid, *control_grids), txt.shape[1], img.device)
         mask = None if txt_mask is None else padding_mask(joint_mask(img.shape[1], txt_mask), dtype)
 
+        clean = None
+        if self.zero_cond_t and control_grids:
+            zero = self.time_text_embed(torch.zeros_like(timesteps), dtype)
+            clean = zero, img.shape[1] - math.prod(grid)
+
         for block in self.transformer_blocks:
-            img, txt = self.run_block(block, (img, txt), vec, rope, mask)
+            img, txt = self.run_block(block, (img, txt), vec, rope, mask, clean)
         img = _Used.apply(img, txt)
         return self.proj_out(self.norm_out(img[:, : math.prod(grid)], vec))
 

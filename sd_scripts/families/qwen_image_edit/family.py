@@ -4,10 +4,16 @@ Qwen team, 2025. The transformer has the keys and shapes of Qwen-Image. The toke
 image's (qwen_image/model.py), and the text encoder sees the images together with the caption.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from sd_scripts.families.common.family import DENOISER_ALONE, Components, ModelWeights
+from sd_scripts.families.qwen_image.card import ZERO_COND_T
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
-from sd_scripts.families.qwen_image_edit.card import ARCHITECTURES, CARD
+from sd_scripts.families.qwen_image_edit.card import ARCHITECTURES, CARD, EDIT_2511
 from sd_scripts.families.qwen_image_edit.load import LAYOUTS, prepare, problems
 from sd_scripts.families.qwen_image_edit.text import (
     VERSION,
@@ -16,6 +22,13 @@ from sd_scripts.families.qwen_image_edit.text import (
     text_cache_key,
     tokenize,
 )
+
+
+def file_tensors(components: Components, weights: ModelWeights) -> Mapping[str, Tensor]:
+    """Return the transformer, with ComfyUI's mark if it is Edit-2511."""
+    mark = {ZERO_COND_T: torch.zeros(0)} if components.extras[VERSION] == EDIT_2511 else {}
+    return {**weights.denoiser, **mark}
+
 
 FAMILY = QWEN_IMAGE_EDIT = replace(
     QWEN_IMAGE,
@@ -38,4 +51,5 @@ FAMILY = QWEN_IMAGE_EDIT = replace(
     layouts=LAYOUTS,
     prepare=prepare,
     problems=problems,
+    saving=replace(DENOISER_ALONE, tensors=file_tensors),
 )

@@ -12,13 +12,14 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 
 from sd_scripts.families.common.components import DENOISER, Components, WeightSource
 from sd_scripts.families.qwen_image import load as base
+from sd_scripts.families.qwen_image.card import ZERO_COND_T
 from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
 from sd_scripts.families.qwen_image.keys import language_config, language_model
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
-from sd_scripts.families.qwen_image_edit.card import EDIT_PLUS, PIPELINES, told_version
+from sd_scripts.families.qwen_image.model import QwenImageTransformer
+from sd_scripts.families.qwen_image_edit.card import EDIT_2511, EDIT_PLUS, folder_version, is_edit_2511, told_version
 from sd_scripts.families.qwen_image_edit.text import VERSION
 from sd_scripts.families.qwen_image_edit.vision import MERGED
-from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.models.safetensors_header import read_header
 from sd_scripts.library.files.state_dicts import Shapes, State, count
 from sd_scripts.settings.settings import Settings
@@ -68,15 +69,20 @@ def make_encoder(shapes: Shapes) -> VisionLanguageModel:
     return VisionLanguageModel(Qwen2_5_VLTextConfig(**language_config(shapes)), vision)
 
 
+def without_mark(file: State) -> State:
+    return {key: tensor for key, tensor in file.items() if key != ZERO_COND_T}
+
+
 LAYOUTS = {
     **base.LAYOUTS,
+    DENOISER: replace(base.LAYOUTS[DENOISER], unify=without_mark),
     TEXT_ENCODER: replace(base.LAYOUTS[TEXT_ENCODER], make=make_encoder, unify=vision_language_model),
 }
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return the problems of Qwen-Image, and one if a folder's release cannot be trained, or if
-    the text encoder's parts are of different models."""
+    """Return the problems of Qwen-Image, of a model_version that is not the model's, and of
+    a text encoder whose parts are of different models."""
     sentences = base.problems(sources, settings)
     if encoder := sources.get(TEXT_ENCODER):
         language: Any = encoder.empty
@@ -84,25 +90,30 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
         if seen != read:
             why = f"has a vision tower for {seen} values, but its language model reads {read}; choose another file"
             sentences.append(f"text_encoder: '{encoder.path}' {why}")
-    transformer = Path(sources[DENOISER].path)
-    for place in (transformer, transformer / "transformer"):
-        with contextlib.suppress(OSError, ValueError):
-            if read_json(place / "config.json").get("zero_cond_t"):
-                why = "is Qwen-Image-Edit-2511, which cannot be trained here; choose a Qwen-Image-Edit file"
-                return [f"pretrained_model_name_or_path: '{transformer}' {why}", *sentences]
+    version, model = settings[QwenImageModelOptions].model_version, Path(sources[DENOISER].path)
+    if version and version != EDIT_2511 and _version_of(model) == EDIT_2511:
+        why = f"'{model}' is Qwen-Image-Edit-2511; set edit-2511 or leave it unset"
+        sentences.append(f"model_version: {version} is not the model's version: {why}")
     return sentences
 
 
 def prepare(components: Components, settings: Settings) -> None:
     """Note which version is trained: model_version, else the version in the model's folder or file, else edit-2509."""
-    version = settings[QwenImageModelOptions].model_version
-    components.extras[VERSION] = version or _version_of(Path(components.source)) or EDIT_PLUS
+    version = settings[QwenImageModelOptions].model_version or _version_of(Path(components.source)) or EDIT_PLUS
+    components.extras[VERSION] = version
+    if version == EDIT_2511 and (source := components.sources.get(DENOISER)):
+        components.sources[DENOISER] = replace(source, finish=_zero_cond_t)
+
+
+def _zero_cond_t(transformer: QwenImageTransformer) -> None:
+    transformer.zero_cond_t = True
 
 
 def _version_of(model: Path) -> str | None:
+    if not model.is_file():
+        return folder_version(model)
+    if is_edit_2511(model.parent):  # the first of the shards
+        return EDIT_2511
     with contextlib.suppress(OSError, ValueError):
-        if model.is_file():
-            return told_version(read_header(model))
-        pipeline = read_json(model / "model_index.json").get("_class_name")
-        return next((version for version, name in PIPELINES.items() if name == pipeline), None)
+        return told_version(read_header(model))
     return None

@@ -15,7 +15,7 @@ from sd_scripts.families.qwen_image import sampling as base_sampling
 from sd_scripts.families.qwen_image import text as base
 from sd_scripts.families.qwen_image.card import LONGEST
 from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX, padded_length
-from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_PLUS
+from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_2511, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 
@@ -25,11 +25,11 @@ PREFIX = (
     "that meets the user's requirements while maintaining consistency with the original input where appropriate."
     "<|im_end|>\n<|im_start|>user\n"
 )
-"""What both versions were trained with before images and caption. Without an image it is Qwen-Image's."""
+"""What all versions were trained with before images and caption. Without an image it is Qwen-Image's."""
 IMAGE = "<|image_pad|>"
 SEEN = f"<|vision_start|>{IMAGE}<|vision_end|>"
 """An image in a text; the token in the middle is repeated for each that the vision tower makes."""
-AREA = {EDIT: 1024 * 1024, EDIT_PLUS: 384 * 384}
+AREA = {EDIT: 1024 * 1024, EDIT_PLUS: 384 * 384, EDIT_2511: 384 * 384}
 """Pixels of an image that the text encoder sees, by version."""
 VERSION = "version"
 """Key of the model_version among the extras of the components."""

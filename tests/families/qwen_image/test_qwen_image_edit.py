@@ -10,12 +10,14 @@ import torch
 from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
+from safetensors.torch import load_file
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe, recognise
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import DENOISER, VAE, Components
-from sd_scripts.families.common.family import TextOptions
+from sd_scripts.families.common.family import ModelWeights, TextOptions
+from sd_scripts.families.qwen_image.card import TRANSFORMER, ZERO_COND_T
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
@@ -23,7 +25,7 @@ from sd_scripts.families.qwen_image.sampling import sample
 from sd_scripts.families.qwen_image.text import MASK, OUTPUTS, STATES, STEP
 from sd_scripts.families.qwen_image.tiny import PARAMS, qwen_tokenizer, tiny_modules
 from sd_scripts.families.qwen_image_edit import text as edit_text
-from sd_scripts.families.qwen_image_edit.card import CARD, EDIT, EDIT_PLUS, TRANSFORMER
+from sd_scripts.families.qwen_image_edit.card import CARD, EDIT, EDIT_2511, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.family import QWEN_IMAGE_EDIT
 from sd_scripts.families.qwen_image_edit.load import make_encoder, prepare, vision_config, vision_language_model
 from sd_scripts.families.qwen_image_edit.text import VERSION, encode_text, prompt_captions, tokenize
@@ -189,10 +191,12 @@ def test_an_image_token_in_a_caption_adds_no_images(components: Components, imag
     encode_text(components, tokens)
 
 
+@pytest.mark.parametrize("zero_cond_t", [False, True])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
 def test_the_prediction_matches_diffusers_with_control_images(
-    modules: dict[str, Any], dtype: torch.dtype, error: float
+    modules: dict[str, Any], dtype: torch.dtype, error: float, zero_cond_t: bool
 ) -> None:
+    """Edit-2511 modulates the tokens of control images as at timestep 0."""
     generator = torch.Generator().manual_seed(1)
     noisy = torch.randn(2, 16, 6, 8, generator=generator)
     controls = [torch.randn(2, 16, *size, generator=generator) for size in ((10, 4), (6, 8))]
@@ -201,6 +205,9 @@ def test_the_prediction_matches_diffusers_with_control_images(
     with torch.no_grad():
         ours = make_transformer(modules, dtype)
         theirs = transformer_of(modules[DENOISER].state_dict(), PARAMS).to(dtype)
+        ours.zero_cond_t = zero_cond_t
+        for module in (theirs, *theirs.transformer_blocks):
+            module.zero_cond_t = zero_cond_t
         expected = theirs(
             torch.cat([pack(each) for each in (noisy, *controls)], dim=1).to(dtype),
             states.to(dtype),
@@ -318,11 +325,12 @@ def test_flags_of_musubi_tuner_are_understood() -> None:
         (["--edit"], "edit"),
         (["--edit_plus"], "edit-2509"),
         (["--model_version", "edit-2509"], "edit-2509"),
+        (["--model_version", "edit-2511"], "edit-2511"),
     ):
         given = given_flags(LORA, ["--dit=d", "--text_encoder=t", "--vae=v", *flags])
         assert given.problems == []
         assert from_values(LORA, given.values).value("model_version") == version
-    for version, told in (("original", "needs the scripts of Qwen-Image"), ("edit-2511", "is not supported")):
+    for version, told in (("original", "needs the scripts of Qwen-Image"), ("layered", "is not supported")):
         assert any(told in str(problem) for problem in settings_of(model_version=version).problems())
 
 
@@ -355,14 +363,37 @@ def test_wrong_files_are_reported_in_one_sentence(
         assert problem.startswith("text_encoder: ")
         assert told in problem
         assert "\n" not in problem
-    folder = tmp_path / "edit-2511"
+
+
+def test_edit_2511_is_known_by_its_mark_or_its_configuration_and_trained_as_such(
+    edit_miniature: Any, tmp_path: Path
+) -> None:
+    """Its official shards have neither: for them model_version states it."""
+    files = {option: str(path) for option, path in edit_miniature.files.items()}
+    model = Path(files["pretrained_model_name_or_path"])
+    folder, marked = tmp_path / "edit-2511", tmp_path / "marked.safetensors"
     (folder / "transformer").mkdir(parents=True)
+    for place in (folder, folder / "transformer", tmp_path):
+        (place / "tokenizer").symlink_to(next(model.parent.rglob("tokenizer")))
     (folder / "transformer" / "config.json").write_text('{"zero_cond_t": true}')
     (folder / "model_index.json").write_text('{"_class_name": "QwenImageEditPlusPipeline"}')
-    model = Path(files["pretrained_model_name_or_path"])
     (folder / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(model.read_bytes())
-    (problem,) = problems_of(files | {"pretrained_model_name_or_path": str(folder)})
-    assert "is Qwen-Image-Edit-2511, which cannot be trained here" in problem
+    save_model(marked, {**load_file(model), ZERO_COND_T: torch.zeros(0)}, {})
+    assert describe(folder).variant == "Qwen-Image-Edit-2511 diffusers folder"
+    assert describe(marked).variant == "Qwen-Image-Edit-2511"
+    shard = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    for place, options in ((folder, {}), (shard, {}), (marked, {}), (model, {"model_version": "edit-2511"})):
+        given = files | {"pretrained_model_name_or_path": str(place)}
+        assert problems_of(given, **options) == []
+        opened = QWEN_IMAGE_EDIT.open(settings_of(**given, **options), torch.float32).load(DENOISER)
+        assert opened.extras[VERSION] == EDIT_2511
+        assert opened.denoiser.zero_cond_t
+        tensors = QWEN_IMAGE_EDIT.saving.tensors(opened, ModelWeights(denoiser=opened.denoiser.state_dict()))
+        assert tensors.keys() == load_file(marked).keys()
+        assert QWEN_IMAGE_EDIT.identity.architecture(opened) == "Qwen-Image-Edit-2511"
+        if not options:
+            (problem,) = problems_of(given, model_version="edit")
+            assert problem.startswith("model_version: edit is not the model's version: ")
 
 
 def test_missing_control_images_are_reported(edit_miniature: Any, tmp_path: Path) -> None:

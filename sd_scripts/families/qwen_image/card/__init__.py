@@ -33,8 +33,9 @@ LONGEST = 1024
 PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMER = "transformer_blocks.0.txt_mlp.net.0.proj.weight"
 """A key of a transformer of this kind."""
+ZERO_COND_T = "__index_timestep_zero__"
+"""An empty tensor that marks Qwen-Image-Edit-2511 in ComfyUI's files."""
 VARIANTS = (
-    ("__index_timestep_zero__", "Qwen-Image-Edit-2511"),
     ("addition_t_embedding", "Qwen-Image-Layered"),
     ("quant_state.bitsandbytes", "Qwen-Image in 4 bits"),
 )

@@ -15,9 +15,9 @@ def timesteps_not_recommended(values: OptionValues) -> Findings:
 def version_of_another_model(values: OptionValues) -> Findings:
     model = values[QwenImageModelOptions]
     match model.model_version:
-        case "edit" | "edit-2509" as version:
+        case "edit" | "edit-2509" | "edit-2511" as version:
             yield "model_version", f"{version} needs the scripts of Qwen-Image-Edit; set original, or use those"
-        case "edit-2511" | "layered" as version:
+        case "layered" as version:
             yield "model_version", f"{version} is not supported; choose a Qwen-Image file and set original"
 
 

@@ -8,10 +8,10 @@ def version_without_training(values: OptionValues) -> Findings:
     model = values[QwenImageModelOptions]
     match model.model_version:
         case "original":
-            why = "original needs the scripts of Qwen-Image; set edit or edit-2509, or leave it unset"
+            why = "original needs the scripts of Qwen-Image; set edit, edit-2509 or edit-2511, or leave it unset"
             yield "model_version", why
-        case "edit-2511" | "layered" as version:
+        case "layered" as version:
             yield (
                 "model_version",
-                f"{version} is not supported; choose a file of edit or edit-2509",
+                f"{version} is not supported; choose a file of edit, edit-2509 or edit-2511",
             )
