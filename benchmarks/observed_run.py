@@ -6,7 +6,6 @@ import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ import psutil
 
 from sd_scripts.machine import nvidia
 from sd_scripts.tools.timed_run import WARM_UP, Run, Running
-
-LONG = 1.0
-"""Seconds of a long step."""
 
 
 @dataclass(kw_only=True)
@@ -33,16 +29,6 @@ class ObservedRun(Run):
     """Steps before the timed ones."""
     left_out: set[int] = field(default_factory=set)
     """Steps after the warm-up that are not timed, counted from 0."""
-
-    @property
-    def steps(self) -> list[float]:
-        """Seconds of each step. The trainer's clock is the CPU's, which runs up to two steps ahead of the GPU: a long
-        step ends when its loss arrives."""
-        seconds = super().steps
-        if len(seconds) < 2 or min(seconds[1:]) < LONG:
-            return seconds
-        arrived = [event["time"] for event in self.of("step")]
-        return [seconds[0], *(after - before for before, after in pairwise(arrived))]
 
     @property
     def timed(self) -> list[float]:

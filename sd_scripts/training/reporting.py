@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from sd_scripts.training.execution.runner import StepResult
 from sd_scripts.training.process.device_memory import SpillWatch, driver_moves_memory
 from sd_scripts.training.process.error_hints import nonfinite_hint
 from sd_scripts.training.progress import Progress
+from sd_scripts.training.step_clock import Lap
 
 AVERAGE_OVER = 100
 """Steps in the moving average of the loss."""
@@ -23,6 +25,18 @@ LAG = 2
 """Steps after which a loss is read even if that means waiting, so that the CPU cannot run ahead without bound."""
 MEMORY_EVERY = 1.0
 """Seconds between two readings of the process's RAM, which is a system call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingStep:
+    """A step whose loss is not known yet."""
+
+    report: dict[str, Any]
+    shape: str
+    lap: Lap
+    values: Tensor
+    """Loss and, if it is checked, gradient norm, in main memory once `ready`."""
+    ready: torch.cuda.Event | None
 
 
 class StepReporter:
@@ -35,7 +49,7 @@ class StepReporter:
         """Consecutive non-finite steps up to the last one."""
         self._process = psutil.Process()
         self._looked = -math.inf
-        self._waiting: deque[tuple[dict[str, Any], Tensor, torch.cuda.Event | None]] = deque()
+        self._waiting: deque[WaitingStep] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
         self._shape = ""
         watches = context.device.type == "cuda" and driver_moves_memory()
@@ -45,14 +59,12 @@ class StepReporter:
     def step(self, progress: Progress, rates: dict[str, float], result: StepResult, checks_norm: bool) -> None:
         """Queue a step. Its shape is reported if it differs from the previous step's. `checks_norm`: its
         gradient norm must be finite too."""
-        seconds = result.seconds
+        assert result.lap, "steps are timed"
         shape = result.shape
         loss = result.loss
-        report = {"step": progress.step, "epoch": progress.epoch, "lr": rates, "seconds": seconds}
+        report = {"step": progress.step, "epoch": progress.epoch, "lr": rates}
         if shape != self._shape:
             report["shape"] = self._shape = shape
-        if self._spill and (spilled := self._spill.step(shape, seconds, self._context.memory.reserved())):
-            self._context.warn_once("spill", spilled)
         if checks_norm and result.norm is not None:
             loss = torch.stack((loss.float(), result.norm.float()))  # one copy
         ready = None
@@ -60,7 +72,7 @@ class StepReporter:
             loss = loss.to("cpu", non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
-        self._waiting.append((report, loss, ready))
+        self._waiting.append(WaitingStep(report=report, shape=shape, lap=result.lap, values=loss, ready=ready))
         while self._waiting and (len(self._waiting) > LAG or self._arrived()):
             self._report_oldest()
 
@@ -74,14 +86,19 @@ class StepReporter:
             self._bar.close()
 
     def _arrived(self) -> bool:
-        ready = self._waiting[0][2]
+        ready = self._waiting[0].ready
         return ready is None or ready.query()
 
     def _report_oldest(self) -> None:
-        report, tensor, ready = self._waiting.popleft()
-        if ready:
-            ready.synchronize()
-        loss, *norm = tensor.view(-1).tolist()
+        waiting = self._waiting.popleft()
+        if waiting.ready:
+            waiting.ready.synchronize()
+        report = waiting.report | {"seconds": waiting.lap.seconds()}
+        if self._spill and (
+            spilled := self._spill.step(waiting.shape, report["seconds"], self._context.memory.reserved())
+        ):
+            self._context.warn_once("spill", spilled)
+        loss, *norm = waiting.values.view(-1).tolist()
         finite = math.isfinite(loss)
         if finite and all(map(math.isfinite, norm)):
             self.nonfinite_steps = 0

@@ -26,6 +26,8 @@ class ValidationLoss:
         settings = training_data.context.settings
         self._options = settings[ValidationOptions]
         self.timesteps = training_data.family.validation_timesteps(settings[NoiseOptions])
+        if experts := training_data.components.experts:
+            self.timesteps = experts.validated(self.timesteps, settings[NoiseOptions])
         plan = training_data.plan.validation
         self._loader = training_data.loader(plan) if plan else None
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common.flow_sampling import Velocity
-from sd_scripts.families.common.objective import draws_within, flow_timesteps
+from sd_scripts.families.common.objective import draws_within, flow_timesteps, trained_range
 from sd_scripts.families.common.placing import Placement, quantize_blocks
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.idle_weights import IdleWeights
+from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.settings.settings import Settings
 
 TRAINED, LOW, HIGH = "ss_trained_experts", "low_noise", "high_noise"
@@ -64,6 +65,16 @@ class Experts:
         self.use_for(chosen)
         bounds = (self.boundary, 1.0) if self.high else (0.0, self.boundary)
         return draws_within(lambda count: flow_timesteps(count, latents, settings, generator), len(latents), *bounds)
+
+    def validated(self, timesteps: list[float], noise: NoiseOptions) -> list[float]:
+        """Return these timesteps, and one amid the trained noise levels of weights that none of them needs."""
+        low, high = trained_range(noise)
+        missing = []
+        if all(t >= self.boundary for t in timesteps):
+            missing.append((low + self.boundary) / 2)
+        if all(t < self.boundary for t in timesteps):
+            missing.append((self.boundary + high) / 2)
+        return [*timesteps, *missing]
 
     def choosing(self, low: Velocity, high: Velocity) -> Velocity:
         """Return a function that predicts the velocity with the weights that the timestep needs."""

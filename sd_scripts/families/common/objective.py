@@ -105,8 +105,14 @@ def flow_metadata(settings: Settings, components: Components, *more: str) -> dic
 
 def flow_validation_timesteps(noise: NoiseOptions) -> list[float]:
     """Return four, evenly spaced in the range that is trained: 0.2, 0.4, 0.6 and 0.8 of the whole."""
+    low, high = trained_range(noise)
+    return [low + (high - low) * part / 5 for part in (1, 2, 3, 4)]
+
+
+def trained_range(noise: NoiseOptions) -> tuple[float, float]:
+    """Return the lowest and highest timestep that is trained, in 0..1."""
     low, high = timestep_bounds(noise)
-    return [(low + (high - low) * part / 5) / TIMESTEPS for part in (1, 2, 3, 4)]
+    return low / TIMESTEPS, high / TIMESTEPS
 
 
 def option_metadata(options: object, names: Iterable[str]) -> dict[str, str]:

@@ -18,8 +18,8 @@ from sd_scripts.training.compiling.compiler import Compiler
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.runner import Runner, StepResult
-from sd_scripts.training.execution.timed import StepClock
 from sd_scripts.training.methods.method import Trainable
+from sd_scripts.training.step_clock import StepClock
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from sd_scripts.training.execution.fallback import Fallback
 from sd_scripts.training.execution.recorded import Recorded, RecordedUpdates
 from sd_scripts.training.execution.recorder import CudaRecorder, records_steps
 from sd_scripts.training.execution.runner import Launch, Runner, StepResult
-from sd_scripts.training.execution.timed import StepClock, Timed
+from sd_scripts.training.execution.timed import Timed
+from sd_scripts.training.step_clock import StepClock
 
 logger = logging.getLogger(__name__)
 

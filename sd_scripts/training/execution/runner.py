@@ -11,6 +11,7 @@ from torch import Tensor
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import StepInputs
 from sd_scripts.training.saving.ema import Ema
+from sd_scripts.training.step_clock import Lap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +24,8 @@ class StepResult:
     """() gradient norm before clipping, if it was computed."""
     shape: str
     """The batch shape of all micro-steps, such as 1024x1024x1; empty if they differ."""
-    seconds: float = 0.0
-    """Since the step before; filled in by Timed."""
+    lap: Lap | None = None
+    """The time since the step before; filled in by Timed."""
 
 
 class Runner(Protocol):

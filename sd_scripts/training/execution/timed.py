@@ -1,56 +1,23 @@
-"""The time that steps take, and whether it is worth it to compile them."""
+"""Times steps, and decides whether it is worth it to compile them."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.training.compiling.compiler import Compiler
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.runner import Runner, StepResult
 from sd_scripts.training.execution.speed_log import SpeedLog
+from sd_scripts.training.step_clock import Lap, StepClock
 
 SLOWER = 1.02
 """How many times the seconds of uncompiled steps compiled ones must take to be called slower."""
 LONGEST = 200
 """Steps after which the check ends, if no shape has had enough of them."""
-
-
-class StepClock:
-    """Measures from step to step, data loading included."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self.restart()
-
-    def restart(self) -> None:
-        """Restart, so that the time since the last step does not count towards the next one."""
-        self._since = time.perf_counter()
-
-    def lap(self) -> float:
-        """Return the seconds since the last lap or restart."""
-        now = time.perf_counter()
-        seconds = now - self._since
-        self._since = now
-        return seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the block's time out of the step's seconds."""
-        began = self._synchronized()
-        yield
-        self._since += self._synchronized() - began
-
-    def _synchronized(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 class Timed:
@@ -60,15 +27,18 @@ class Timed:
     def __init__(self, inner: Runner, context: Context, compiler: Compiler, clock: StepClock):
         self._inner, self._context, self._compiler, self._clock = inner, context, compiler, clock
         self._speed = SpeedLog()
+        self._laps: deque[tuple[str, Lap]] = deque()
+        """Batch shapes and times of the last steps, which the device may still compute."""
         self._checks = compiler.eager_first
         self._uncompiled: Mapping[str, float] = {}
         """Median seconds of an uncompiled step by batch shape, once enough are timed."""
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         result = self._inner.step(batches)
-        seconds = self._clock.lap()
-        self._speed.add(result.shape, seconds)
-        return replace(result, seconds=seconds)
+        lap = self._clock.lap()
+        self._laps.append((result.shape, lap))
+        self._note_laps()
+        return replace(result, lap=lap)
 
     def forget(self) -> None:
         self._inner.forget()
@@ -95,9 +65,16 @@ class Timed:
 
     def remember(self) -> None:
         """Record the measurements, for the plans of later runs, and start over."""
+        self._note_laps()
+        self._laps.clear()  # of steps that ran as before
         compiled = self._compiler.log.totals() if self._compiler.active else None
         self._speed.remember(self._context, compiled)
         self._speed = SpeedLog()
+
+    def _note_laps(self) -> None:
+        while self._laps and self._laps[0][1].is_over():
+            shape, lap = self._laps.popleft()
+            self._speed.add(shape, lap.seconds())
 
     def _report(self, means: tuple[float, float] | None) -> None:
         """Report which steps are faster, and continue with these."""

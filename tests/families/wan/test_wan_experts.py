@@ -15,7 +15,7 @@ from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.flow_sampling import Velocity
-from sd_scripts.families.common.objective import flow_timesteps
+from sd_scripts.families.common.objective import flow_timesteps, flow_validation_timesteps
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.experts import UntrainedExpert
@@ -23,6 +23,7 @@ from sd_scripts.generating.generator import Generator
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.options.generating.generate import GenerateOptions
 from sd_scripts.options.model import MODEL
+from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.planning.memory import plan_memory
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.catalog import script_for
@@ -130,6 +131,21 @@ def test_all_timesteps_of_a_batch_need_the_same_weights(wan_miniature: Any, high
         assert ((t >= 0.875) == experts.high).all()
     drawn = shifted(torch.sigmoid(torch.randn(100_000, generator=torch.Generator().manual_seed(0))), 12.0)
     assert abs(sum(used) / len(used) - float((drawn >= 0.875).float().mean())) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "added"),
+    [({}, [0.9375]), ({"min_timestep": 800}, []), ({"min_timestep": 870}, [0.8725]), ({"max_timestep": 900}, [0.8875])],
+)
+def test_both_models_are_validated_within_the_bounds(
+    wan_miniature: Any, high_noise: Path, bounds: dict[str, int], added: list[float]
+) -> None:
+    components, settings = opened(wan_miniature, high_noise, **bounds)
+    usual = flow_validation_timesteps(settings[NoiseOptions])
+    assert components.experts
+    timesteps = components.experts.validated(usual, settings[NoiseOptions])
+    assert timesteps == pytest.approx([*usual, *added])
+    assert {t >= 0.875 for t in timesteps} == {True, False}
 
 
 @pytest.fixture(scope="module")

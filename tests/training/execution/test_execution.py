@@ -15,7 +15,7 @@ from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.execution.fallback import Fallback
 from sd_scripts.training.execution.recorder import RecordingFailed
-from sd_scripts.training.execution.timed import StepClock
+from sd_scripts.training.step_clock import StepClock
 from tests.training.execution.test_step_graphs import Learner, inputs, lora
 from tests.training.methods.test_full_encoders import components, context, family
 
@@ -137,6 +137,20 @@ def test_time_while_the_clock_is_paused_does_not_count(monkeypatch: pytest.Monke
     with clock.paused():
         now[0] = 10.0
     now[0] = 11.0
-    assert clock.lap() == 4.0
+    assert clock.lap().seconds() == 4.0
     now[0] = 13.0
-    assert clock.lap() == 2.0
+    assert clock.lap().seconds() == 2.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_on_a_gpu_takes_the_time_of_the_gpu_not_the_time_to_launch_it() -> None:
+    clock = StepClock(torch.device("cuda"))
+    laps = []
+    for cycles in (50_000_000, 500_000_000, 50_000_000):
+        torch.cuda._sleep(cycles)
+        laps.append(clock.lap())
+    assert not laps[-1].is_over()
+    torch.cuda.synchronize()
+    short, long, again = (lap.seconds() for lap in laps)
+    assert 5 < long / short < 20
+    assert 5 < long / again < 20
