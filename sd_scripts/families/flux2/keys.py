@@ -38,7 +38,7 @@ _ENDS: dict[str, tuple[str, ...]] = {
     "final_layer.linear": ("proj_out",),
 }
 _BLOCKS = (("double_blocks", "transformer_blocks", _DOUBLE), ("single_blocks", "single_transformer_blocks", _SINGLE))
-_COMFYUI_NORM = re.compile(r"(.+\.(?:query|key)_norm)\.weight")
+_COMFYUI_NORM = re.compile(r"(?<=\.)(query|key)_norm\.weight")
 
 
 def diffusers_modules(module: str) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def original_layout(file: State) -> State:
     if "x_embedder.weight" in file:
         layout = JoinedLayout(place=bfl_key, modules=diffusers_modules, swaps_halves=swaps_halves)
         return layout.from_diffusers(file)
-    return {_COMFYUI_NORM.sub(r"\1.scale", key): file.pop(key) for key in list(file)}
+    return {_COMFYUI_NORM.sub(r"\1_norm.scale", key): file.pop(key) for key in list(file)}
 
 
 # autoencoder

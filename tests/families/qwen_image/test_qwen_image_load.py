@@ -327,7 +327,7 @@ def test_wrong_files_are_reported_in_one_sentence(
     both_say(files | {"text_encoder": flux["t5xxl"]}, "is not the Qwen2.5-VL-7B text encoder but a T5 text encoder")
     both_say(files | {"vae": flux["ae"]}, "is not Qwen-Image's VAE but a FLUX.1 autoencoder")
     edit = {**states[MODEL], "__index_timestep_zero__": torch.zeros(1)}
-    both_say(given(MODEL, edit), "is Qwen-Image-Edit-2511, which cannot be trained here; choose a Qwen-Image file")
+    both_say(given(MODEL, edit), "is not a Qwen-Image transformer but Qwen-Image-Edit-2511; train Qwen-Image-Edit with")
     narrow = {key: tensor[..., :64] if key.startswith("txt_in.w") else tensor for key, tensor in states[MODEL].items()}
     narrow["txt_norm.weight"] = narrow["txt_norm.weight"][:64]
     both_say(
