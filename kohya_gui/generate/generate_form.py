@@ -51,7 +51,7 @@ def form() -> list[dict[str, Any]]:
             "title": FAMILY_TITLES[script.family],
             "multiple": card_of(script.family).side_multiple,
             "controls": card_of(script.family).has(CONTROLS.needs),
-            "swept": [[o.name, o.label] for o in options_of(script.family).values() if o.name in SWEPT],
+            "swept": _swept(script.family),
             "panels": [
                 {"title": title, "open": title == "Model", "fields": [_field(o, script.family) for o in fields]}
                 for title, fields in _panels(script.family)
@@ -60,6 +60,12 @@ def form() -> list[dict[str, Any]]:
         }
         for script in GENERATE_SCRIPTS
     ]
+
+
+def _swept(family: str) -> list[tuple[str, str]]:
+    """Return name and label of each option whose values can be compared, the usual ones first."""
+    options = options_of(family)
+    return [(name, options[name].label) for name in SWEPT if name in options]
 
 
 def _panels(family: str) -> list[tuple[str, list[Option]]]:

@@ -126,14 +126,15 @@
     };
     const option = select({ "aria-label": "Option to compare", onchange: () => (shape(), changed()) }, family().swept);
     const listed = el("input", { type: "text", value: values, spellcheck: "false", "aria-label": "Values, separated by commas", oninput: changed });
-    if (name) option.value = name;
+    const used = sweeps(true).map((each) => each.name);
+    option.value = name || family().swept.find(([each]) => !used.includes(each))[0];
     const remove = button("✕", () => (row.remove(), shape(), changed()), { "aria-label": "Remove the comparison" });
     const row = el("div", { class: "sweep" }, option, listed, remove);
     setTimeout(shape);
     return row;
   };
-  const sweeps = () =>
-    [...home.sweeps.children].map((row) => ({ name: row.querySelector("select").value, values: row.querySelector("input").value.trim() })).filter((each) => each.values);
+  const sweeps = (unfilled = false) =>
+    [...home.sweeps.children].map((row) => ({ name: row.querySelector("select").value, values: row.querySelector("input").value.trim() })).filter((each) => unfilled || each.values);
 
   // Control images, such as the image to edit
 
@@ -228,7 +229,7 @@
     const box = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "LoRAs and other adapters"), home.adapters, ways);
     home.sweeps = el("div", { class: "sweeps" });
     home.addSweep = button("Compare values…", () => home.sweeps.append(sweepRow()), { "data-action": "add-sweep", title: "An image for each value of an option, or for each pair of values of two" });
-    home.sweeps.append(...compared.map(sweepRow));
+    for (const each of compared) home.sweeps.append(sweepRow(each));
     const sweepBox = el("div", { class: "generate-adapters", id: "generate-sweep" }, home.sweeps, el("div", { class: "control-ways" }, home.addSweep));
     home.form.replaceChildren(...[controlBox(paths), first, box, sweepBox, ...rest].filter(Boolean));
     offerAdapters();
