@@ -226,7 +226,8 @@
 
   // Showing a setting in its form
 
-  const frame = (field) => {
+  const frame = async (field) => {
+    await Studio.until(() => field.offsetParent); // Gradio unfolds its panel in the meantime
     field.classList.add("found-setting");
     setTimeout(() => field.classList.remove("found-setting"), FRAMED);
   };
