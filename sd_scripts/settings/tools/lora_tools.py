@@ -34,7 +34,7 @@ class EncoderFileOptions(OptionGroup, title="Text encoders"):
     clip_l_save_to: str | None = path_option("File to write for clip_l, .safetensors.")
     t5xxl: str | None = path_option("File of the T5-XXL text encoder to merge its LoRA layers into.")
     t5xxl_save_to: str | None = path_option("File to write for t5xxl, .safetensors.")
-    qwen3: str | None = path_option("File of FLUX.2 klein's Qwen3 text encoder to merge its LoRA layers into.")
+    qwen3: str | None = path_option("File of the Qwen3 text encoder to merge its LoRA layers into.")
     qwen3_save_to: str | None = path_option("File to write for qwen3, .safetensors.")
     text_encoder: str | None = path_option(
         "File of the Qwen2.5-VL-7B text encoder with its vision tower to merge its LoRA layers into."
