@@ -81,7 +81,9 @@ class DatasetViews:
         self, allowed_paths: AllowedPaths, program: str = PROGRAM, face_model: Callable[[], str] = downloaded_face_model
     ) -> None:
         self._allowed_paths = allowed_paths
-        self._face_model = face_model
+        self._find_face_model = face_model
+        self._broken_face_model = ""
+        """A file that turned out to be no detector: images are not looked at again and again for it."""
         # one for datasets, one for thumbnails, which are made in the meantime, and one that loads torch
         self._reading, self._looking, self._training = (ResidentProcess(program, LONGEST) for _ in range(3))
         self._views: OrderedDict[str, View] = OrderedDict()
@@ -133,12 +135,21 @@ class DatasetViews:
             view.waiting.pop(key, None)
         return {**answer, "waiting": len(view.waiting)}
 
+    def _face_model(self) -> str:
+        """Return the file of the face detector; empty without one that works."""
+        found = self._find_face_model()
+        return "" if found == self._broken_face_model else found
+
     def _looked(self, images: list[list[str]]) -> Mapping[str, Any]:
         """Return the measurements of these images, or of the first of them: one at which the process dies is named."""
         if not images:
             return {"measures": {}, "problems": {}}
         try:
-            return answered(self._looking, {"do": "look", "images": images, "face_model": self._face_model()})
+            model = self._face_model()
+            answer = answered(self._looking, {"do": "look", "images": images, "face_model": model})
+            if model and not answer["finds_faces"]:
+                self._broken_face_model = model
+            return answer
         except ValueError:
             if len(images) > 1:
                 return self._looked(images[: len(images) // 2])
@@ -279,15 +290,16 @@ def to_train(body: Mapping[str, Any], opened: Settings, answer: Mapping[str, Any
 
 
 def _masked(opened: Settings, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that train on the masks of a folder, if each of its images has one in the usual place."""
+    """Return the options that train on the masks of a folder, if each of its images has one in the usual place; without
+    any masks, that masked_loss is off: it may be left over from other images."""
     values = opened.values()
     trained = [image for image in answer["images"] if image["role"] in ("trained", "validation")]
     roots = {usual_root(Path(image["path"]).parent) for image in trained}
     in_folder = values["train_data_dir"] and not (values["dataset_config"] or values.get("in_json"))
-    if not in_folder or len(roots) != 1 or values["conditioning_data_dir"] or values["alpha_mask"]:
+    if not in_folder or values["conditioning_data_dir"] or values["alpha_mask"]:
         return {}
-    if not all(image["mask_key"] and not image["mask_problem"] for image in trained):
-        return {}
+    if len(roots) != 1 or not all(image["mask_key"] and not image["mask_problem"] for image in trained):
+        return {"masked_loss": False}
     return {"conditioning_data_dir": str(roots.pop()), "masked_loss": True}
 
 

@@ -15,7 +15,7 @@ from sd_scripts.options.model import MODEL
 def needs(family: str, library: Sequence[LibraryFile]) -> list[dict[str, Any]]:
     """Return the parts of a family's models for the page. Raises ValueError for an unknown family."""
     if family not in names():
-        raise ValueError("family: there is no such model family")
+        raise ValueError("family: not a model family; choose one from the list")
     card = card_of(family)
     return [
         {

@@ -60,7 +60,7 @@ def files_at(address: Address, token: str | None = None) -> list[RemoteFile]:
     site wants to know who asks."""
     found = _hub_files(address, token) if isinstance(address, HubAddress) else _civitai_files(address, token)
     if not found:
-        raise ValueError(f"There are no model files at this address, only {', '.join(SUFFIXES)} files are downloaded")
+        raise ValueError(f"No model files at this address; only {', '.join(SUFFIXES)} files are downloaded")
     return sorted(found, key=lambda file: -(file.bytes or 0))
 
 

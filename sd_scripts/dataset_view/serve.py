@@ -78,7 +78,8 @@ def _look(request: Mapping[str, Any]) -> Answer:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(lambda pair: look(*pair), request["images"]))
     stored = remember(made)
-    return {"measures": {key: vars(each) for key, each in measures.items()}, "problems": problems, "stored": stored}
+    seen = {key: vars(each) for key, each in measures.items()}
+    return {"measures": seen, "problems": problems, "stored": stored, "finds_faces": find_faces is not None}
 
 
 @functools.lru_cache(1)

@@ -79,7 +79,8 @@ def _axis(settings: Settings, text: str) -> tuple[str, Sequence[str]]:
     if name not in SWEPT or name not in settings.options:
         known = ", ".join(each for each in SWEPT if each in settings.options)
         raise ValueError(f"sweep: {text!r} is not an option with values, such as steps=10,20; choose among {known}")
-    values = [value.strip() for value in next(csv.reader([listed], skipinitialspace=True), []) if value.strip()]
+    written = map(str.strip, next(csv.reader([listed], skipinitialspace=True), []))
+    values = list(dict.fromkeys(filter(None, written)))
     if not values:
         raise ValueError(f"sweep: {name} has no values; write {name}=first,second")
     if name == "lora_multiplier" and not settings.value("lora_weights"):

@@ -170,6 +170,10 @@ def test_a_training_on_the_images_takes_their_masks_once_all_have_one(page: Test
     form_of["values"] |= view["train"]
     again = page.post("/studio/dataset/open", json=form_of).json()
     assert ([image["mask"] for image in again["images"]], again["train"]) == ([True, True], {})
+    bare = allowed / "bare"
+    make_folder(bare / "2_cat", [(64, 64)])
+    unmasked = page.post("/studio/dataset/open", json={**form_of, "folder": str(bare)}).json()["train"]
+    assert (unmasked["conditioning_data_dir"], unmasked["masked_loss"]) == (None, False)
 
 
 def test_a_step_shows_no_image_from_outside(page: TestClient, allowed: Path) -> None:
@@ -234,6 +238,11 @@ def test_faces_are_looked_for_once_there_is_a_detector(page: TestClient, root: P
     assert {name: each["faces"] for name, each in first.items()} == {"a.png": None, "b.png": None}
     model = write_yunet(root / "yunet.onnx")
     views = DatasetViews(AllowedPaths.within([allowed]), face_model=lambda: str(model))
+    (broken := root / "broken.onnx").write_bytes(b"no model")
+    others = DatasetViews(AllowedPaths.within([allowed]), face_model=lambda: str(broken))
+    others.look({"view": others.open(form(folder=str(folder.parent)))["view"], "first": []})
+    tried = others.open(form(folder=str(folder.parent)))
+    assert (tried["finds_faces"], tried["waiting"]) == (False, 0)
     view = views.open(form(folder=str(folder.parent)))
     assert (view["finds_faces"], view["waiting"]) == (True, 2)
     views.look({"view": view["view"], "first": []})
