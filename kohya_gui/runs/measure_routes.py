@@ -141,7 +141,7 @@ def view(
     note = f" · {run_state.phase_note}" if run_state.phase_note else ""
     since = run_state.phase_since or run_state.started  # a graph may compile for minutes
     ticks = f' · <span class="ticks" {ticking(since)}></span>' if since else ""
-    return f'<div class="run measuring">{progress_bar(fraction, doing + steps + note, ticks)}{stop}</div>'
+    return f'<div class="run measuring">{progress_bar(fraction, doing + steps + note, ticks)}</div>{stop}'
 
 
 COLUMNS = ("Step", "First step", "Memory", "This run", "")

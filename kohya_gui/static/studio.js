@@ -155,8 +155,8 @@ var Studio = (() => {
     return sheet;
   };
 
-  /** Replace HTML from the server if it changed, keeping unfolded details, focus, scroll positions, and images and clips
-   * as they are loaded and play. */
+  /** Replace HTML from the server if it changed, keeping unfolded details, focus, scroll positions, a button at its end, and
+   * images and clips as they are loaded and play. */
   const put = (element, html) => {
     if (element.sent === html) return;
     const chosen = getSelection();
@@ -170,7 +170,15 @@ var Studio = (() => {
     const scrolled = [...element.querySelectorAll("pre, ul")].map((inner) => inner.scrollTop);
     const media = () => [...element.querySelectorAll("img, video")];
     const loaded = new Map(media().map((each) => [each.getAttribute("src"), each]));
-    element.innerHTML = element.sent = html;
+    element.sent = html;
+    const made = document.createElement("template");
+    made.innerHTML = html;
+    // a button at the end stays if it is the same: a press would be lost with one that is replaced
+    const last = element.lastElementChild;
+    const kept = last?.matches("button") && made.content.lastElementChild?.isEqualNode(last) ? last : null;
+    if (kept) made.content.lastElementChild.remove();
+    for (const each of [...element.childNodes]) if (each !== kept) each.remove();
+    element.prepend(made.content);
     for (const each of media()) {
       const src = each.getAttribute("src");
       if (loaded.has(src)) each.replaceWith(loaded.get(src));
