@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.encoders.qwen3 import LANGUAGE_LINEAR, QWEN3, config_of, language_layers, qwen3
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import network_problems, width_problems
@@ -13,7 +14,6 @@ from sd_scripts.families.flux2 import keys, lora
 from sd_scripts.families.flux2.card import CARD
 from sd_scripts.families.flux2.card.memory_facts import swap_counts
 from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
-from sd_scripts.families.flux2.qwen3 import QWEN3, config_of, language_layers, qwen3
 from sd_scripts.families.flux2.text import LAYERS
 from sd_scripts.families.flux2.vae import make_vae
 from sd_scripts.library.files import ldm_layout
@@ -22,7 +22,6 @@ from sd_scripts.settings.settings import Settings
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"double_blocks": "double", "single_blocks": "single"}, counts=swap_counts)
 LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")
-LANGUAGE_LINEAR = re.compile(r"(model\.)?layers\..*_proj\.weight")
 """Names, and keys in files, of weights that can be quantized."""
 
 LAYOUTS = {

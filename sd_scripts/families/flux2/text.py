@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.encoders.qwen3 import states_of
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.flux2.card import LONGEST
-from sd_scripts.families.flux2.qwen3 import states_of
 from sd_scripts.formats.text_limit import TextLimit
 
 LAYERS = (9, 18, 27)

@@ -10,24 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen2Tokenizer
 
 from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.qwen3 import qwen3
+from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
 from sd_scripts.families.flux2.card import CARD
 from sd_scripts.families.flux2.load import LAYOUTS, TEXT_ENCODER
 from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer, Modulation
-from sd_scripts.families.flux2.qwen3 import config_of, qwen3, with_qwen3_tokens
 from sd_scripts.families.flux2.text import LAYERS
 from sd_scripts.families.flux2.vae import make_vae
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, timestep_embedding
 from sd_scripts.library.diffusion.flow_timesteps import shift_of, shifted
-from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
     CONDITIONING,
     Miniature,
-    caption_words,
     fit_velocity,
     images,
     randomize,
@@ -36,16 +34,14 @@ from sd_scripts.testing.miniature import (
     without_attention,
 )
 
-TEXT_WIDTH, HEAD_WIDTH = 32, 16
 PARAMS = Flux2Params(
     width=64,
     heads=2,
     mlp_width=192,
-    text_width=len(LAYERS) * TEXT_WIDTH,
+    text_width=len(LAYERS) * WIDTH,
     double_blocks=3,  # the fewest that can take turns, with blocks_to_swap = 3
     single_blocks=6,
 )
-TEMPLATE_WORDS = ("user", "assistant")
 
 
 def write_miniature(folder: Path) -> Miniature:
@@ -61,21 +57,12 @@ write_narrow = write_miniature
 """Its blocks are equal, as FLUX.2's are, so it needs the same number of compiled graphs."""
 
 
-def qwen3_tokenizer() -> Qwen2Tokenizer:
-    """Make a byte-level tokenizer like Qwen3's that merges the letters of each caption word one by one."""
-    merges: dict[tuple[str, str], None] = {}
-    for word in (*caption_words(), *TEMPLATE_WORDS):
-        for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
-            merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
-    return with_qwen3_tokens(make_qwen_tokenizer(list(merges)))  # type: ignore[no-any-return]
-
-
 @torch.no_grad()
 def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer = Flux2Transformer(PARAMS)
     vae = make_vae(latent_channels=PARAMS.channels // 4, **AUTOENCODER)
-    modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**language(vocabulary)), VAE: vae}
+    modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**tiny_config(vocabulary, LAYERS[-1])), VAE: vae}
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():
         randomize(module, generator)
@@ -95,18 +82,6 @@ def _weaken_conditioning(transformer: Flux2Transformer) -> None:
             module.lin.weight.view(-1, 3, PARAMS.width, PARAMS.width)[:, 2] = 0.5 * mean / mean.square().sum()
     last: Any = transformer.final_layer.adaLN_modulation[1]
     last.weight.mul_(CONDITIONING)
-
-
-def language(vocabulary: int) -> dict[str, Any]:
-    """Return the configuration of the text encoder."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (vocabulary, TEXT_WIDTH),
-        "layers.0.self_attn.q_norm.weight": (HEAD_WIDTH,),
-        "layers.0.self_attn.q_proj.weight": (2 * HEAD_WIDTH, TEXT_WIDTH),
-        "layers.0.self_attn.k_proj.weight": (HEAD_WIDTH, TEXT_WIDTH),
-    }
-    shapes |= {f"layers.{number}.mlp.gate_proj.weight": (48, TEXT_WIDTH) for number in range(LAYERS[-1])}
-    return config_of(shapes)
 
 
 def _calibrate(vae: Any) -> Tensor:

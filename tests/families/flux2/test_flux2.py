@@ -17,16 +17,17 @@ from benchmarks.pipelines.flux2 import make_pipeline, make_transformer, to_diffu
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import recognise
 from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.qwen3 import language_layers, qwen3, with_qwen3_tokens
+from sd_scripts.families.common.encoders.tiny_qwen3 import qwen3_tokenizer, tiny_config
 from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.flux2.card.memory_facts import DOUBLE, MEMORY, SINGLE
 from sd_scripts.families.flux2.load import BLOCK_LISTS, LAYOUTS, TEXT_ENCODER
 from sd_scripts.families.flux2.lora import TRANSFORMER
 from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
 from sd_scripts.families.flux2.objective import predict
-from sd_scripts.families.flux2.qwen3 import language_layers, qwen3, with_qwen3_tokens
 from sd_scripts.families.flux2.sampling import prompt_captions, sample, sampling_shift
 from sd_scripts.families.flux2.text import LAYERS, PREFIX, STATES, SUFFIX, encode_text, tokenize
-from sd_scripts.families.flux2.tiny import PARAMS, language, qwen3_tokenizer, tiny_modules
+from sd_scripts.families.flux2.tiny import PARAMS, tiny_modules
 from sd_scripts.families.flux2.vae import decode_latents, encode_images
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
@@ -77,7 +78,7 @@ def components() -> Components:
 @pytest.fixture(scope="module")
 def whole_encoder(components: Components) -> Any:
     """A Qwen3 with further layers, whose first ones are the miniature's."""
-    config = {**language(components.text_encoders[0].config.vocab_size), "num_hidden_layers": LAYERS[-1] + 2}
+    config = tiny_config(components.text_encoders[0].config.vocab_size, LAYERS[-1] + 2)
     encoder = Qwen3ForCausalLM(Qwen3Config(**config)).eval().requires_grad_(False)
     randomize(encoder, torch.Generator().manual_seed(5))
     encoder.model.load_state_dict(components.text_encoders[0].state_dict(), strict=False)
@@ -227,7 +228,7 @@ def test_captions_are_encoded_as_in_diffusers(components: Components, whole_enco
     assert ours.shape == (2, 512, PARAMS.text_width)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     kept = language_layers(dict(whole_encoder.state_dict()), LAYERS[-1])
-    assert kept.keys() == qwen3(**language(tokenizer.vocab_size)).state_dict().keys()
+    assert kept.keys() == qwen3(**tiny_config(tokenizer.vocab_size, LAYERS[-1])).state_dict().keys()
 
 
 # autoencoder and samples
