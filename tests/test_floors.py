@@ -125,6 +125,7 @@ def test_light_folders_need_only_the_standard_library_and_light_packages(folder:
         "PIL",
         "av",
         "numpy",
+        "orjson",
         "psutil",
         "pynvml",
     }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -110,8 +111,8 @@ class Answer(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         try:
-            return super().render(content)
-        except ValueError:
+            return orjson.dumps(content)
+        except TypeError:
             return super().render(_renderable(content))
 
 

@@ -1,13 +1,13 @@
 """A resident process that answers the page: started when needed, replaced when it ends."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
 
+from sd_scripts.formats.fast_json import dumps, loads
 from sd_scripts.runs.process import WINDOWS_GROUP
 
 LONGEST = 120.0
@@ -23,7 +23,7 @@ class ResidentProcess:
         self._program, self._longest, self._idle = program, longest, idle
         self._one_at_a_time = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process unless it is alive: it imports its modules before the first answer is wanted."""
@@ -40,12 +40,12 @@ class ResidentProcess:
         A process that ends without an answer, because it was killed or its code has changed, is replaced once. Raises
         TimeoutError after `longest` seconds, when the process is killed, and EOFError if the second one ends as well.
         """
-        line = json.dumps(request)
+        line = dumps(request) + b"\n"
         with self._one_at_a_time:
             try:
                 for _ in range(2):
                     if answer := self._answer(self._alive(), line):
-                        content: Mapping[str, Any] = json.loads(answer)
+                        content: Mapping[str, Any] = loads(answer)
                         return content
                     self._end()
             finally:
@@ -65,7 +65,7 @@ class ResidentProcess:
         with self._one_at_a_time:
             self._end()
 
-    def _alive(self) -> "subprocess.Popen[str]":
+    def _alive(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = subprocess.Popen(
@@ -73,13 +73,12 @@ class ResidentProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                encoding="utf-8",
                 start_new_session=True,  # Ctrl+C is for the GUI, whose end closes our pipe
                 creationflags=WINDOWS_GROUP,
             )
         return self._process
 
-    def _answer(self, process: "subprocess.Popen[str]", line: str) -> str:
+    def _answer(self, process: "subprocess.Popen[bytes]", line: bytes) -> bytes:
         """Return the line that the process answers; empty if it ends first."""
         assert process.stdin
         assert process.stdout
@@ -92,17 +91,17 @@ class ResidentProcess:
         timer = threading.Timer(self._longest, cut_off)
         timer.start()
         try:
-            process.stdin.write(f"{line}\n")
+            process.stdin.write(line)
             process.stdin.flush()
             answer = process.stdout.readline()
         except OSError:  # it has just ended
-            answer = ""
+            answer = b""
         finally:
             timer.cancel()
         if late.is_set():
             self._end()
             raise TimeoutError
-        return answer if answer.endswith("\n") else ""
+        return answer if answer.endswith(b"\n") else b""
 
     def _end(self) -> None:
         if self._process is not None:

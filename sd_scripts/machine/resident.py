@@ -4,7 +4,6 @@ Each line of stdin is a request, a JSON object, and each line of stdout its answ
 the GUI, and without an answer if its code has changed: the GUI then starts a new one and asks again.
 """
 
-import json
 import os
 import sys
 import threading
@@ -14,12 +13,14 @@ from typing import Any
 
 import psutil
 
+from sd_scripts.formats.fast_json import dumps, loads
+
 Request = Mapping[str, Any]
 
 
 def serve(answer: Callable[[Request], Any], *, most_bytes: int) -> None:
     """Answer requests until stdin or the process ends: after `most_bytes` of memory a new one is started."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+    with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what libraries print is not an answer
         requests: SimpleQueue[Request] = SimpleQueue()
         threading.Thread(target=_read, args=(requests,), daemon=True).start()
@@ -30,7 +31,8 @@ def serve(answer: Callable[[Request], Any], *, most_bytes: int) -> None:
             if any(now[file] != time for file, time in loaded.items()):
                 return
             loaded = now  # with the modules that the last answer loaded
-            print(json.dumps(answer(request)), file=answers, flush=True)
+            answers.write(dumps(answer(request)) + b"\n")
+            answers.flush()
 
 
 def code_times() -> dict[str, int]:
@@ -43,5 +45,5 @@ def code_times() -> dict[str, int]:
 
 def _read(requests: "SimpleQueue[Request]") -> None:
     for line in sys.stdin.buffer:
-        requests.put(json.loads(line))
+        requests.put(loads(line))
     os._exit(0)  # the GUI is gone, and nobody waits for an answer that is being made

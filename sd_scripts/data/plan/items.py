@@ -58,11 +58,16 @@ class ItemPlanner:
         """Return the items of a subset's images and clips, with indices from `first` on."""
         images = self._long_enough(images, subset)
         fits = [(image, fit) for image in images if (fit := self._fit(image))]
+        parts = (
+            (image, fit, span)
+            for image, fit in fits
+            for span in (spans(image.clip, subset.clips) if image.clip else [None])
+        )
         items = [
             _with_controls(
                 Item(
                     **vars(image) | {"controls": (), "clip": None},
-                    index=0,
+                    index=index,
                     fit=_with_frames(fit, span),
                     dataset=self.dataset,
                     subset=subset,
@@ -72,13 +77,12 @@ class ItemPlanner:
                 ),
                 image.controls,
             )
-            for image, fit in fits
-            for span in (spans(image.clip, subset.clips) if image.clip else [None])
+            for index, (image, fit, span) in enumerate(parts, first)
         ]
         self._warn_about_fits(images, fits, subset)
         if clips := {image.path.name: image.clip for image, _ in fits if image.clip}:
             warn_about_clips(clips, subset, self.warn)
-        return [dataclasses.replace(item, index=first + place) for place, item in enumerate(items)]
+        return items
 
     def _long_enough(self, images: Sequence[ImageRecord], subset: Subset) -> Sequence[ImageRecord]:
         """Return the clips alone, if the family is trained on clips of a least length."""

@@ -159,7 +159,9 @@ def _other_ending(names: Iterable[str], missing: Sequence[Path]) -> str | None:
     """Return the most common extension of text files next to the images without captions."""
     endings: Counter[str] = Counter()
     for ending in CAPTION_ENDINGS if missing else ():
-        lookup = ByName(_by_stem(names, ending))
+        if not (files := _by_stem(names, ending)):
+            continue
+        lookup = ByName(files)
         count = sum(lookup.first(_stems(image.name)) is not None for image in missing)
         endings.update({ending: count} if count else {})
     return endings.most_common(1)[0][0] if endings else None
