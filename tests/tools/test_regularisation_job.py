@@ -2,6 +2,8 @@
 
 import errno
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.tools.regularisation.__main__ import COMMAND
 from tests.support.data import make_folder
+from tests.support.suite.fresh import needs_fork, outcome, processes
 from tests.support.training import OF_FAMILY, SHORT
 
 pytestmark = [
@@ -87,6 +90,34 @@ def test_a_full_disk_loses_no_image_and_the_next_job_makes_the_missing_ones(
     assert generate(training, to) == 0
     assert len(pixels(to)) == 11
     assert kept == {path: path.stat().st_mtime_ns for path in kept}
+
+
+@needs_fork
+def test_a_killed_job_leaves_whole_images_and_the_next_one_makes_the_rest(training: Path, tmp_path: Path) -> None:
+    to = tmp_path / "reg"
+    killed = processes().Process(target=die_at_the_third_image, args=(training, to))
+    killed.start()
+    assert outcome(killed) == -signal.SIGKILL
+    kept = {path: path.stat().st_mtime_ns for path in to.rglob("*.png")}
+    assert len(pixels(to)) == len(kept) == 2
+    assert generate(training, to) == 0
+    assert len(pixels(to)) == 11
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+    assert {path.suffix for path in to.rglob("*") if path.is_file()} == {".png"}
+
+
+def die_at_the_third_image(training: Path, to: Path) -> None:
+    """In a process of its own."""
+    named: list[object] = []
+
+    def about_to(what: str, arguments: tuple[Any, ...]) -> None:
+        if what == "os.rename" and str(arguments[1]).endswith(".png"):
+            named.append(arguments[1])
+            if len(named) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(about_to)
+    generate(training, to)
 
 
 def test_a_prompt_that_names_no_folder_becomes_the_caption(training: Path, tmp_path: Path) -> None:

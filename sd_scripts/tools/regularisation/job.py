@@ -22,6 +22,7 @@ from sd_scripts.runs.tool import start_phase
 from sd_scripts.settings.generate_settings import problems, training_settings
 from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.regularisation.request import Request
+from sd_scripts.training.saving.recovery import remove_leftovers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ def generate(request: Request, reporter: Reporter) -> None:
     if wrong := problems(first, of_model, machine, output):
         raise ValueError("\n".join(_named(str(problem)) for problem in wrong))
     together = request.sampling.batch_size if card_of(request.family).has("batches") else 1
+    for each in request.classes:
+        remove_leftovers(request.root / each.folder_name)
     worker = Worker(family, reporter)
     try:
         with worker.generator(first) as generator:

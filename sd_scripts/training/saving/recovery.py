@@ -71,11 +71,11 @@ def clean_up(folder: Path, output_name: str | None, run_dir: Path) -> None:
     """Remove the unfinished hidden files of killed processes in `folder`, its samples and its run folders. A file that
     one had set aside for a replacement is restored, unless the replacement is there."""
     names = rf"({_begin(output_name)})([-._].*)?"
-    _remove_leftovers(folder, rf"{names}|{PROBE.pattern}")
-    _remove_leftovers(folder / "sample", names if output_name else ".+")
-    _remove_leftovers(run_dir, RUN_FILES)
+    remove_leftovers(folder, rf"{names}|{PROBE.pattern}")
+    remove_leftovers(folder / "sample", names if output_name else ".+")
+    remove_leftovers(run_dir, RUN_FILES)
     for other_run in _entries(folder / "runs"):  # one of which another machine may be writing
-        _remove_leftovers(other_run, RUN_FILES, age=SECONDS_TO_WRITE)
+        remove_leftovers(other_run, RUN_FILES, age=SECONDS_TO_WRITE)
     for path in _entries(folder):
         if (probe := PROBE.fullmatch(path.name)) and not _lives(int(probe[1])):
             _remove(path)
@@ -85,10 +85,12 @@ def clean_up_caches(folders: Iterable[Path]) -> None:
     """Remove the unfinished cache files of killed processes next to the images. Only old ones: a machine that shares
     the folder may be writing the others."""
     for folder in folders:
-        _remove_leftovers(folder, CACHES, age=SECONDS_TO_WRITE)
+        remove_leftovers(folder, CACHES, age=SECONDS_TO_WRITE)
 
 
-def _remove_leftovers(folder: Path, names: str, age: float = 0.0) -> None:
+def remove_leftovers(folder: Path, names: str = ".+", age: float = 0.0) -> None:
+    """Remove the unfinished hidden files of killed processes in a folder: of files whose names match the pattern
+    `names`, and that are at least `age` seconds old. A file set aside is restored, unless its replacement is there."""
     hidden = re.compile(rf"\.(?P<what>{names})\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE}|{RUNNING})")
     for name in _names(folder):
         if not (found := hidden.fullmatch(name)):
