@@ -226,11 +226,15 @@
 
   // Showing a setting in its form
 
-  const frame = async (field) => {
-    await Studio.until(() => field.offsetParent); // Gradio unfolds its panel in the meantime
-    field.classList.add("found-setting");
-    setTimeout(() => field.classList.remove("found-setting"), FRAMED);
-  };
+  /** Frame a field for a moment, from when it has a place: Gradio may take seconds to unfold its panel. */
+  const frame = (field) =>
+    new ResizeObserver((_, unfolding) => {
+      if (!field.offsetHeight) return;
+      unfolding.disconnect();
+      field.scrollIntoView({ block: "center" });
+      field.classList.add("found-setting");
+      setTimeout(() => field.classList.remove("found-setting"), FRAMED);
+    }).observe(field);
   const showInForm = async (entry) => {
     dialog.close();
     const why = entry.tab === tab && !Forms.isShown(tab, entry.name) ? obstacleOf(entry) : null;
