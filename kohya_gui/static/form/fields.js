@@ -20,9 +20,19 @@
   };
   const panelsOf = (element) => (element.dataset.panels || "").split(" ").filter(Boolean);
   const unfold = async (panels) => {
+    const heads = [];
+    const open = () => heads.forEach((head) => head?.classList.contains("open") || head?.click());
     for (const panel of panels) {
-      const head = await until(() => document.querySelector(`#${CSS.escape(panel)} > .label-wrap`));
-      if (head && !head.classList.contains("open")) head.click();
+      heads.push(await until(() => document.querySelector(`#${CSS.escape(panel)} > .label-wrap`)));
+      open();
+    }
+    keepOpen(open);
+  };
+  /** Open panels again for half a second: Gradio folds one once more that it has just made. */
+  const keepOpen = async (open) => {
+    for (let frames = 30; frames; frames--) {
+      await new Promise(requestAnimationFrame);
+      open();
     }
   };
   /** Show the tab of a field, open the panels around it and focus it. */
