@@ -7,8 +7,11 @@ import orjson
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as one line of JSON. Numbers that are not finite become null, unless the value also has what only
-    Python's JSON can write: a file name that is not UTF-8, an integer of more than 64 bits or a key that is no text."""
+    """Return a value as one line of JSON.
+
+    Numbers that are not finite become null, unless the value also has what only Python's JSON can write: a file name
+    that is not UTF-8, an integer of more than 64 bits, or a key that is not a text.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:

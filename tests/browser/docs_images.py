@@ -107,6 +107,32 @@ def dataset_tab(page: Any, folder: Path) -> None:
     save(page, DOCS / "dataset.png")
 
 
+def mask_and_crop(page: Any, folder: Path) -> None:
+    """Paint a mask with the keys, and show the frame of a square bucket."""
+    shutil.rmtree(folder / "painted", ignore_errors=True)  # masks of an earlier call
+    images = write_images(folder / "painted")
+    page.locator("#dataset-button").click()
+    page.get_by_label("Folder or dataset file").fill(str(images))
+    page.get_by_label("Folder or dataset file").press("Enter")
+    expect(page.locator(".dataset-status")).to_have_text(re.compile(r"^\d+ images$"))
+    page.locator(".image-grid").focus()
+    for key in ("Home", "m"):
+        page.keyboard.press(key)
+    dialog = page.locator("dialog[open]")
+    expect(dialog).to_contain_text("does not exist yet")
+    for key in ("f", "x", *["]"] * 7, "Enter"):  # nothing is trained but the middle
+        page.keyboard.press(key)
+    save(page, DOCS / "dataset-mask.png")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    page.locator(".image-grid").focus()
+    page.keyboard.press("c")
+    expect(dialog.get_by_label("Shape of the frame").locator("option").nth(1)).to_be_attached()
+    dialog.get_by_label("Shape of the frame").select_option(index=1)
+    expect(dialog.locator(".cut-facts")).to_contain_text("bucket")
+    save(page, DOCS / "dataset-crop.png")
+
+
 def runs_tab(page: Any, folder: Path) -> None:
     page.locator("#runs-button").click()
     expect(page.locator("#runs-run .before-after")).to_be_visible()
@@ -173,7 +199,11 @@ def image_tools_tab(page: Any, folder: Path) -> None:
     save(page, DOCS / "image-tools.png")
 
 
-WITHOUT_DEMO: dict[str, Callable[[Any, Path], None]] = {"captions": captions_tab, "image-tools": image_tools_tab}
+WITHOUT_DEMO: dict[str, Callable[[Any, Path], None]] = {
+    "captions": captions_tab,
+    "image-tools": image_tools_tab,
+    "dataset-mask": mask_and_crop,
+}
 OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "page": training_tab,
     "dataset": dataset_tab,

@@ -63,6 +63,7 @@ Studio.dataset = (() => {
       document.dispatchEvent(new CustomEvent("dataset-opened", { detail: { folder: place.folder } }));
       const isSame = before.size && data.images.some((image) => before.has(key(image)));
       if (!isSame) bucket = null;
+      if (isSame) forget();
       tags();
       arrange(isSame);
       if (chosen.size) grid.select(data.images.filter((image) => chosen.has(key(image))));
@@ -71,6 +72,12 @@ Studio.dataset = (() => {
     });
     host.removeAttribute("aria-busy");
     report();
+  };
+
+  /** Show all images again after the last ones with a mark were removed or mended. */
+  const forget = () => {
+    const counts = Marks.count(data.images);
+    for (const name of marked) if (!counts[name].some(Boolean)) marked.delete(name);
   };
 
   // Looking at the images, some at a time, while the tab is shown
@@ -356,10 +363,10 @@ Studio.dataset = (() => {
     );
     grid.resize(Number(refs.size.value));
     grid.box.addEventListener("keydown", (event) => {
-      const editor = { m: MaskEditor, c: CropEditor }[event.key];
-      if (!editor || event.ctrlKey || event.metaKey || event.altKey) return;
+      const act = { m: () => drawOn(MaskEditor), c: () => drawOn(CropEditor), Delete: () => DatasetFiles.remove() }[event.key];
+      if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
-      drawOn(editor);
+      act();
     });
     tint();
     detail();

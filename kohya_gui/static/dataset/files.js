@@ -215,7 +215,7 @@ var DatasetFiles = (() => {
         el(
           "p",
           { class: "ways" },
-          button("Remove selected", () => remove(), { class: "small-button" }),
+          button("Remove selected", () => remove(), { class: "small-button", title: "Delete: into the trash of the folder", "aria-keyshortcuts": "Delete" }),
           button("Trash…", trash, { class: "small-button" }),
           button("Export as zip", exported, { class: "small-button" }),
           button("History…", history, { class: "small-button" }),

@@ -103,7 +103,8 @@ KNOWN_MODELS = (
         about="Short captions, as kohya_ss's GIT tool",
     ),
 )
-"""The first of each method is its default. Sizes and licences are from the repositories' pages."""
+"""The first of each method is its default. Sizes and licences are rough guides: before a download the page shows the
+Hub's own."""
 
 
 def known_model(repo: str, models: Sequence[KnownModel] = KNOWN_MODELS) -> KnownModel | None:
