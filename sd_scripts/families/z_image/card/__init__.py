@@ -127,6 +127,7 @@ CARD = FamilyCard(
         ),
     ),
     hub=HubCard(model=HUB_MODEL, tags=("z-image",), files=FILES),
+    no_guidance=0.0,
     remarks=REMARKS,
     aliases={"text_encoder": "qwen3"},
 )
