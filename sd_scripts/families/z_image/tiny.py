@@ -5,6 +5,7 @@ fair denoiser, so that the loss falls within a few dozen steps.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
@@ -66,11 +67,12 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():
         randomize(module, generator)
-    for module in transformer.modules():
-        if isinstance(module, Modulation):
-            module[0].weight.mul_(CONDITIONING)
-            module[0].bias.view(4, PARAMS.width)[[1, 3]] = 0.5  # gates
-    transformer.last_layer.adaLN_modulation[1].weight.mul_(CONDITIONING)
+    modulations = [module for module in transformer.modules() if isinstance(module, Modulation)]
+    linears: list[Any] = [module[0] for module in modulations]
+    for linear in linears:
+        linear.bias.view(4, PARAMS.width)[[1, 3]] = 0.5  # gates
+    for linear in (*linears, transformer.last_layer.adaLN_modulation[1]):
+        linear.weight.mul_(CONDITIONING)
     _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
