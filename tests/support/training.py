@@ -76,7 +76,7 @@ PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only":
 """A LoRA and embeddings."""
 
 GRAPHS = {
-    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "chroma": 2, "flux2": 2, "z_image": 3},
+    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "chroma": 2, "flux2": 2, "z_image": 2},
     **{"qwen_image": 1, "qwen_image_edit": 1, "wan": 1, "wan_5b": 1, "hunyuan_video": 2, "framepack": 2},
 }
 """Of a compiled LoRA run on images of one size."""

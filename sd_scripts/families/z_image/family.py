@@ -6,7 +6,7 @@ from sd_scripts.families.common.encoders.flux_vae import encode_images, latent_l
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
 from sd_scripts.families.common.objective import flow_inputs, flow_metadata
 from sd_scripts.families.z_image.card import CARD
-from sd_scripts.families.z_image.load import BLOCK_LISTS, LAYOUTS, problems
+from sd_scripts.families.z_image.load import BLOCK_LISTS, COMPILED, LAYOUTS, problems
 from sd_scripts.families.z_image.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.z_image.objective import loss
 from sd_scripts.families.z_image.sampling import prompt_captions, sample, sample_batch
@@ -35,8 +35,8 @@ FAMILY = Z_IMAGE = Family(
     ),
     blocks=Blocks(
         title=CARD.title,
-        denoiser=BLOCK_LISTS.of,
-        graph_kinds=lambda transformer: {"ZImageTransformerBlock": 3},
+        denoiser=COMPILED.of,
+        graph_kinds=lambda transformer: {"ZImageTransformerBlock": 2},
         text_encoder=blocks_of(Qwen3DecoderLayer),
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),

@@ -23,6 +23,8 @@ BLOCK_LISTS = BlockLists(
     counts=lambda blocks_to_swap: (0, 0, blocks_to_swap),
     few_tokens=Modulation,
 )
+COMPILED = BlockLists(names={"noise_refiner": "", "layers": ""})
+"""The blocks that see an image. The refiners of captions, which see a few tokens, would need a graph of their own."""
 LINEAR = re.compile(
     r"(layers|noise_refiner|context_refiner)\..*\.(to_[qkv]|to_out\.0|qkv|out|w[123]|adaLN_modulation\.0)\.weight"
 )

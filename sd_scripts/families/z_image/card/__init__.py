@@ -17,7 +17,7 @@ from sd_scripts.families.cards.family_card import (
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.z_image.card.checks import REMARKS
 from sd_scripts.families.z_image.card.hub_files import FILES
-from sd_scripts.families.z_image.card.memory_facts import MEMORY
+from sd_scripts.families.z_image.card.memory_facts import MEMORY, image_tokens
 from sd_scripts.families.z_image.card.options import RECOMMENDED
 from sd_scripts.families.z_image.card.speeds import GRAPHS
 from sd_scripts.formats.models.safetensors_header import Header
@@ -115,7 +115,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, memory=MEMORY),
+    plan=PlanCard(tokens=image_tokens, graphs=GRAPHS, memory=MEMORY),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=5.0),
     recognition=RecognitionCard(
         hub_words=("z-image", "zimage"),

@@ -13,9 +13,14 @@ CAPTION = 128
 """Tokens of a usual caption."""
 
 
+def image_tokens(width: int, height: int, frames: int) -> int:
+    """Return the tokens of an image, filled up to a multiple of 32."""
+    return -(-(width // 16) * (height // 16) * frames // 32) * 32
+
+
 def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
     """Return the tokens of image and text."""
-    return float(width // 16 * (height // 16) * frames + CAPTION)
+    return float(image_tokens(width, height, frames) + CAPTION)
 
 
 MEMORY = MemoryFacts(
