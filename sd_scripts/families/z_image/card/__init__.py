@@ -66,6 +66,7 @@ CARD = FamilyCard(
         "timestep_sampling": "For Z-Image shift with discrete_flow_shift = 2 is recommended.",
         "network_args": "Z-Image: exclude_patterns and include_patterns, lists of regular expressions: layers "
         "that are not adapted, and exceptions to them, such as modulations and refiners.",
+        "training_adapter": "Z-Image Turbo is trained with zimage_turbo_training_adapter_v2.safetensors.",
         "blocks_to_swap": "Z-Image takes up to 28, and each saves about 0.4 GB.",
     },
     page=PageCard(
