@@ -19,10 +19,11 @@ from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(
-    names={"noise_refiner": "noise refiner", "context_refiner": "context refiner", "layers": "joint"},
+    names={"noise_refiner": "", "context_refiner": "", "layers": ""},
     counts=lambda blocks_to_swap: (0, 0, blocks_to_swap),
     few_tokens=Modulation,
 )
+SWAPPED = BlockLists(names={"layers": ""})
 COMPILED = BlockLists(names={"noise_refiner": "", "layers": ""})
 """The blocks that see an image. The refiners of captions, which see a few tokens, would need a graph of their own."""
 LINEAR = re.compile(
@@ -54,6 +55,6 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     }
     return [
         *width_problems(sources, CARD, expected),
-        *BLOCK_LISTS.swap_problems(transformer, settings),
+        *SWAPPED.swap_problems(transformer, settings),
         *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
     ]
