@@ -21,7 +21,8 @@ LORA_TOOL_INPUTS = {name for tool in LORA_TOOLS for name in tool.inputs}
 ALSO_FOLDERS = tuple(dict.fromkeys(("pretrained_model_name_or_path", "vae", *component_options())))
 """Fields that also take the folder of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", "lora_weights", *LORA_TOOL_INPUTS), MODELS),
+    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", "training_adapter", "lora_weights"), MODELS),
+    **dict.fromkeys(LORA_TOOL_INPUTS, MODELS),
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
     "in_json": (".json", ".jsonl"),
     **dict.fromkeys(("sample_prompts", "prompt_file"), (".txt", ".toml", ".json")),

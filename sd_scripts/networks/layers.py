@@ -93,7 +93,8 @@ class AdaptedConv2d(nn.Conv2d):
 def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """Apply several Linears to one input, such as q, k and v, which adapters of one kind may do together."""
     first = layers[0]
-    if isinstance(first, AdaptedLinear) and all(type(layer) is type(first) for layer in layers):
+    hooked = not torch.compiler.is_compiling() and any(layer._forward_hooks for layer in layers)
+    if isinstance(first, AdaptedLinear) and all(type(layer) is type(first) for layer in layers) and not hooked:
         return first.project_together(layers, x)
     return [layer(x) for layer in layers]
 

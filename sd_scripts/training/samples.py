@@ -94,7 +94,8 @@ class Sampler:
         prompt = self.prompts[number]
         # a compiled no_grad pass would need graphs of its own
         uncompiled = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(), self._train_state.averaged(), uncompiled:
+        without_adapter = self._train_state.trainable.for_samples()
+        with torch.random.fork_rng(), self._train_state.averaged(), uncompiled, without_adapter:
             text = self._data.text_of_prompt(number)
             media = self._data.family.sample(self._data.components, prompt, text, self._context.settings)
         name = self._context.settings[SavingOptions].output_name

@@ -329,6 +329,8 @@ class FamilyCard:
     """Settings, variant of the base model -> warnings about settings that have no effect on it."""
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
     """Values that a sample prompt does not set."""
+    no_guidance: float = 1.0
+    """The guidance_scale of musubi-tuner's commands that is none: 0 where it adds to the prompt's prediction."""
     problems: tuple[Check, ...] = ()
     remarks: tuple[Check, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -153,6 +153,11 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Strengths of merged LoRA files",
         within=(-100.0, 100.0),
     )
+    training_adapter: str | None = path_option(
+        "LoRA file merged into the base model during training only: neither samples nor the saved LoRA contain it. "
+        "With one made for it, a distilled model can be trained and still makes images in few steps.",
+        label="Training adapter",
+    )
     scale_weight_norms: float | None = optional(
         "Keep the norm of each LoRA weight below this, so that none dominates. 1 is a good start, 0 is off.",
         label="Largest weight norm",

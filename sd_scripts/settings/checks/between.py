@@ -58,6 +58,7 @@ PROBLEMS = (
     network.embedding_learning_rate_missing,
     network.cached_captions_with_new_token,
     network.new_token_with_external_network,
+    network.adapter_with_external_network,
 )
 
 

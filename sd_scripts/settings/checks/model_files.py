@@ -119,6 +119,8 @@ def _network_files(valid: Settings) -> Iterator[tuple[str, str, bool]]:
         if options.network_weights:
             yield "network_weights", options.network_weights, is_built_in_network(options)
         yield from (("base_weights", file, True) for file in options.base_weights)
+        if options.training_adapter:
+            yield "training_adapter", options.training_adapter, True
 
 
 def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:

@@ -117,6 +117,12 @@ def new_token_with_external_network(values: RunValues) -> Findings:
         )
 
 
+def adapter_with_external_network(values: RunValues) -> Findings:
+    network = values[NetworkOptions]
+    if network.training_adapter and not is_built_in_network(network):
+        yield "training_adapter", "works with the built-in networks only; leave network_module unset"
+
+
 def embedding_options_without_token(values: RunValues) -> Findings:
     embedding = values[EmbeddingOptions]
     for name in embedding.without_token():

@@ -10,7 +10,7 @@ from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.options.generating.prompt_lines import CONTROLS
 from sd_scripts.options.spec import OptionGroup, Remark, declared_options, option, switch, truth
 from sd_scripts.settings.compat.flags import name_of, refused, unused
-from sd_scripts.settings.compat.musubi import ATTENTION, NUM_LAYERS, TILES
+from sd_scripts.settings.compat.musubi import ATTENTION, IN_DTYPE, NUM_LAYERS, TILES
 from sd_scripts.settings.settings import Problem
 
 ALIASES = {
@@ -37,6 +37,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
 
     image_size: list[str] = option([], "Two numbers, height and width: now height and width.")
     video_size: list[str] = option([], "The same for clips.")
+    guidance_scale: list[str] = option([], "One number: now scale, for families whose guidance counts from 0 there.")
     fp8: bool = name_of("quantize_base", "fp8")
     fp8_scaled: bool = name_of("quantize_base", "fp8")
     fp8_llm: bool = name_of("quantize_text_encoders", "fp8")
@@ -52,6 +53,7 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     attn_mode: list[str] = unused(ATTENTION, [])
     xformers: bool = unused(ATTENTION)
     sdpa: bool = switch("Attention is always PyTorch's.")
+    use_32bit_attention: bool = unused(IN_DTYPE)
     text_encoder_cpu: bool = unused("the text encoders compute on the GPU only if they fit there")
     offload: bool = unused("components are loaded one at a time")
     use_pinned_memory_for_block_swap: bool = unused("swapped blocks are always in pinned memory")
@@ -120,7 +122,7 @@ class Translated:
 def alias_of(name: str, card: FamilyCard) -> str | None:
     """Return the option that a flag of another program means; None if it has no equivalent, or the same name."""
     if name == "guidance_scale":  # without an embedded guidance it is the guidance of two predictions
-        return "guidance" if card.has("guidance") else "scale"
+        return "guidance" if card.has("guidance") else "scale" if card.no_guidance == 1 else None
     return ALIASES.get(name)
 
 
@@ -134,6 +136,8 @@ def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
         flag = others[name]
         if name in ("image_size", "video_size"):
             _set_size(name, value, made)
+        elif name == "guidance_scale":
+            made.values = {"scale": float(value[0]) + 1 - card.no_guidance, **made.values}
         elif name == "flow_shift" and card.has("flow_shift"):
             made.values = {"shift": value[0], **made.values} if value else made.values
         elif flag.not_yet:

@@ -11,6 +11,7 @@ Translator = Callable[[Any, dict[str, Any]], tuple[dict[str, Any], str]]
 """(value, the other settings) -> (values to set, remark)."""
 
 ATTENTION = "attention is always PyTorch's scaled dot-product attention"
+IN_DTYPE = "attention computes in the dtype of the transformer"
 SWAPPING = "only blocks_to_swap decides how blocks are swapped"
 NUM_LAYERS = "the number of blocks is read from the model's file"
 METADATA = "the metadata shows what was trained"
@@ -34,6 +35,7 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
     flash3: bool = unused(ATTENTION)
     sage_attn: bool = unused(ATTENTION)
     split_attn: bool = unused(ATTENTION)
+    use_32bit_attention: bool = unused(IN_DTYPE)
     use_pinned_memory_for_block_swap: bool = unused(SWAPPING)
     block_swap_h2d_only: bool = unused(SWAPPING)
     block_swap_ring_size: int | None = unused(SWAPPING, None, within=(1, 100))

@@ -6,6 +6,7 @@ With token_string the embeddings of a new token are trained too (pivotal tuning)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -24,6 +25,7 @@ from sd_scripts.networks.files.lora_names import with_names_of
 from sd_scripts.networks.folded.folding import FoldableLinear
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.taken_out import MergedLora
 from sd_scripts.networks.targets import layers_after_attention, projected_together
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
@@ -87,7 +89,7 @@ class Lora(Method):
         return network is not None and not is_built_in_network(network)
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
-        """Merge the LoRA files of base_weights into the component."""
+        """Merge the LoRA files of base_weights into the component, and the training adapter into the denoiser."""
         options = context.settings[NetworkOptions]
         modules = _all_targets(family, components, context)
         changed = [each for each in modules if each.module is components.module(name)]
@@ -95,7 +97,9 @@ class Lora(Method):
             return
         strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
         for file, strength in zip(options.base_weights, strengths, strict=True):
-            merge(changed, _read_base_weights(file, modules), strength)
+            merge(changed, _read_merged("base_weights", file, modules), strength)
+        if options.training_adapter and changed[0] is modules[0]:
+            merge(modules[:1], _read_merged("training_adapter", options.training_adapter, modules), 1.0)
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]
@@ -134,6 +138,8 @@ class Lora(Method):
             norm_limit=options.scale_weight_norms,
             ending=f".{context.settings[LoraFileOptions].save_model_as}",
         )
+        if adapter := options.training_adapter:
+            trainable.merged = MergedLora(all_targets[0], _read_merged("training_adapter", adapter, all_targets))
         return trainable.name_keys_as(context.settings[LoraFileOptions].save_as_format, all_targets)
 
 
@@ -195,8 +201,13 @@ class LoraTrainable(NetworkTrainable):
     skips_nonfinite = True
     form = SD_SCRIPTS
     """Key names of its files (save_as_format)."""
+    merged: MergedLora | None = None
+    """The training adapter."""
     targets: Sequence[AdaptedModule] = ()
     """All modules of the model, in the order of the family: they have diffusers' names of the layers."""
+
+    def for_samples(self) -> AbstractContextManager[None]:
+        return self.merged.taken_out() if self.merged else super().for_samples()
 
     def name_keys_as(self, form: str, targets: Sequence[AdaptedModule]) -> LoraTrainable:
         """Set the key names of saved files: sd-scripts, diffusers or both."""
@@ -305,9 +316,12 @@ def _check_files(family: Family, components: Components, context: Context) -> No
     """
     options = context.settings[NetworkOptions]
     modules = _all_targets(family, components, context)
-    for file in options.base_weights:
-        for sentence in _read_base_weights(file, modules).not_used():
-            context.warn_once(sentence, sentence)  # before the start if the header showed it
+    merged = [_read_merged("base_weights", file, modules) for file in options.base_weights]
+    if options.training_adapter:
+        merged.append(_read_merged("training_adapter", options.training_adapter, modules))
+        MergedLora(modules[0], merged[-1])
+    for sentence in (sentence for file in merged for sentence in file.not_used()):
+        context.warn_once(sentence, sentence)  # before the start if the header showed it
     if options.network_weights and is_built_in_network(options):
         for sentence in _read_network_weights(options.network_weights, modules).left_out():
             context.warn_once(sentence, sentence)  # before the start if the header showed it
@@ -315,10 +329,10 @@ def _check_files(family: Family, components: Components, context: Context) -> No
         read_finite_tensors("network_weights", Path(options.network_weights))
 
 
-def _read_base_weights(file: str, modules: list[AdaptedModule]) -> LoraFile:
-    lora = read_lora("base_weights", Path(file), modules)
+def _read_merged(option: str, file: str, modules: list[AdaptedModule]) -> LoraFile:
+    lora = read_lora(option, Path(file), modules)
     if not lora.known:
-        raise ValueError(f"base_weights: '{file}' has no layer of this model; choose a LoRA made for it")
+        raise ValueError(f"{option}: '{file}' has no layer of this model; choose a LoRA made for it")
     lora.require_fit(modules)
     return lora
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,10 @@ class Trainable(ABC):
     def train(self) -> None:
         for module in self.modules:
             module.train()
+
+    def for_samples(self) -> AbstractContextManager[None]:
+        """Return a context in which the model is the one that the trained weights are for."""
+        return nullcontext()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:

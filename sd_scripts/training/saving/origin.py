@@ -63,7 +63,7 @@ WITHOUT_EFFECT = {o.name for group in GROUPS_WITHOUT_EFFECT for o in each_option
 }
 """Options that resume does not compare: they do not affect the trained weights, or are reported elsewhere."""
 SCHEDULE = {o.name for o in each_option(LrSchedulerOptions)}
-BASE_MODEL = ("pretrained_model_name_or_path", "base_weights")
+BASE_MODEL = ("pretrained_model_name_or_path", "base_weights", "training_adapter")
 """Options that name the weights under the trained ones."""
 OTHER_MODELS = ("vae", "clip_l", "t5xxl", "ae")
 MODEL_FILES = (".safetensors", ".ckpt", ".bin", ".json")

@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+SCALES = ("cap_embedder.0.weight",)
+"""Scales of norms whose names do not reveal it."""
+
 
 def formula(name: str, shape: tuple[int, ...]) -> Tensor:
     """Return values in -1..1."""
@@ -21,7 +24,8 @@ def formula_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {}
     for name, tensor in state.items():
         values = formula(name, tuple(tensor.shape))
-        small = 1 + 0.1 * values if name.endswith(".scale") else 0.1 * values
+        scales = name.endswith(".scale") or "norm" in name.split(".")[-2:][0] or name in SCALES
+        small = 1 + 0.1 * values if scales else 0.1 * values
         weights[name] = values * (3 / tensor.shape[-1]) ** 0.5 if tensor.ndim > 1 else small
     return weights
 

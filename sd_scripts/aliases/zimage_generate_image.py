@@ -1,0 +1,9 @@
+"""Alias of z_image_generate.py, which musubi-tuner uses."""
+
+import sys
+
+from sd_scripts.z_image_generate import main as main
+from sd_scripts.z_image_generate import setup_parser as setup_parser
+
+if __name__ == "__main__":
+    sys.exit(main())

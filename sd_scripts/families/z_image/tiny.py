@@ -1,0 +1,91 @@
+"""Z-Image in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
+
+The last layer is fitted to random features, computed without attention. Attention, which LoRA adapts, then disturbs a
+fair denoiser, so that the loss falls within a few dozen steps.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor, nn
+
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders import flux_vae
+from sd_scripts.families.common.encoders.qwen3 import qwen3
+from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
+from sd_scripts.families.z_image.card import CARD
+from sd_scripts.families.z_image.load import LAYOUTS, TEXT_ENCODER
+from sd_scripts.families.z_image.model import Modulation, ZImageParams, ZImageTransformer, pack
+from sd_scripts.library.diffusion.dit_layers import grid_of
+from sd_scripts.library.diffusion.flow_timesteps import shifted
+from sd_scripts.testing import miniature
+from sd_scripts.testing.miniature import (
+    AUTOENCODER,
+    CONDITIONING,
+    Miniature,
+    calibrate,
+    fit_velocity,
+    randomize,
+    states_of,
+    without_attention,
+)
+
+PARAMS = ZImageParams(
+    width=96,
+    heads=3,
+    mlp_width=256,
+    text_width=WIDTH,
+    time_width=96,
+    blocks=5,  # with blocks_to_swap = 2, four take turns
+)
+LAYERS = 3
+"""Of the text encoder."""
+SHIFT = 2.0
+"""Timestep shift of the fit, as recommended for training."""
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Create the three files of a Z-Image, the tokenizer next to them, and captioned images: a few MB, in seconds."""
+    tokenizer = qwen3_tokenizer()
+    states = states_of(tiny_modules(len(tokenizer)))
+    in_files = {name: LAYOUTS[name].write(state) for name, state in states.items()}
+    return miniature.write_miniature(CARD, folder, (tokenizer,), in_files)
+
+
+write_narrow = write_miniature
+"""Its blocks are equal, as Z-Image's are, so it needs the same number of compiled graphs."""
+
+
+@torch.no_grad()
+def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
+    transformer = ZImageTransformer(PARAMS)
+    vae = AutoencoderKL(latent_channels=16, **flux_vae.CONFIG, **AUTOENCODER)
+    modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**tiny_config(vocabulary, LAYERS)), VAE: vae}
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    modulations = [module for module in transformer.modules() if isinstance(module, Modulation)]
+    linears: list[Any] = [module[0] for module in modulations]
+    for linear in linears:
+        linear.bias.view(4, PARAMS.width)[[1, 3]] = 0.5  # gates
+    for linear in (*linears, transformer.last_layer.adaLN_modulation[1]):
+        linear.weight.mul_(CONDITIONING)
+    _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
+    return modules
+
+
+def _fit(transformer: ZImageTransformer, latents: Tensor, generator: torch.Generator) -> None:
+    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
+    outputs = [block.attention.to_out[0].weight for block in transformer.layers]  # type: ignore[union-attr, index]
+    with without_attention(outputs, generator):
+        noise = torch.randn(latents.shape, generator=generator)
+        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), SHIFT)
+        text = torch.zeros(len(latents), 8, PARAMS.text_width)
+
+        def run(noisy: Tensor) -> object:
+            return transformer(pack(noisy), text, times, grid_of(latents))
+
+        fit_velocity(transformer.last_layer.linear, latents, noise, times, run, lambda velocity: -pack(velocity))
