@@ -31,8 +31,8 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderMo
 from benchmarks.learning import success
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.common.family import family_of
-from sd_scripts.families.flux import keys as flux_keys
 from sd_scripts.families.flux import tiny as tiny_flux
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import tiny as tiny_sdxl
@@ -114,7 +114,7 @@ def flux_modules(vocabulary: int, width: int) -> dict[str, nn.Module]:
     )
     return {
         DENOISER: FluxTransformer(shape),
-        VAE: AutoencoderKL(latent_channels=16, **flux_keys.AUTOENCODER, **SMALL_AUTOENCODER),
+        VAE: AutoencoderKL(latent_channels=16, **flux_vae.CONFIG, **SMALL_AUTOENCODER),
         "text_encoder1": CLIPTextModel(clip_config(vocabulary, tiny_flux.CLIP_WIDTH, "quick_gelu")),
         "text_encoder2": T5EncoderModel(tiny_flux.t5_config(2 * T5_ROWS)),
     }

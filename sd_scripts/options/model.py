@@ -1,4 +1,4 @@
-"""Options: the base model."""
+"""Options: the base model, and a text encoder that families share."""
 
 from collections.abc import Iterable
 
@@ -68,3 +68,13 @@ class ModelOptions(OptionGroup, title="Model"):
                 "pretrained_model_name_or_path",
                 "not set; choose a .safetensors file, a diffusers folder or a Hugging Face ID",
             )
+
+
+class Qwen3Options(OptionGroup, title="Qwen3 text encoder"):
+    """The text encoder of families that read Qwen3."""
+
+    qwen3: str | None = path_option(
+        "The Qwen3 text encoder, such as qwen_3_4b.safetensors. Not needed for a diffusers folder.",
+        label="Text encoder (Qwen3)",
+        placeholder="/models/qwen_3_4b.safetensors",
+    )

@@ -12,7 +12,7 @@ from sd_scripts.families.chroma.card import CARD
 from sd_scripts.families.chroma.load import LAYOUTS, T5XXL
 from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.common.components import DENOISER, VAE
-from sd_scripts.families.flux import keys
+from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.flux.tiny import T5_WIDTH, fit, t5_config
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5_ROWS
@@ -57,7 +57,7 @@ write_narrow = write_miniature
 def tiny_modules() -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer = ChromaTransformer(SHAPE)
-    vae = AutoencoderKL(latent_channels=16, **keys.AUTOENCODER, **AUTOENCODER)
+    vae = AutoencoderKL(latent_channels=16, **flux_vae.CONFIG, **AUTOENCODER)
     modules = {DENOISER: transformer, T5XXL: T5EncoderModel(t5_config(T5_ROWS)), VAE: vae}
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():

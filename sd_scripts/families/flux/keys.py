@@ -4,12 +4,8 @@ Every function works at any width and depth. `parts` below are rows of one matri
 """
 
 import re
-from typing import Any
 
 from sd_scripts.library.files.state_dicts import JoinedLayout, State
-
-LATENT_SCALE, LATENT_SHIFT = 0.3611, 0.1159
-"""latents = (encoded - shift) * scale"""
 
 _DOUBLE = {
     "img_mod.lin": ("norm1.linear",),
@@ -89,12 +85,3 @@ def from_diffusers(state: State) -> State:
     Raises ValueError if a part of a matrix is missing.
     """
     return JoinedLayout(place=bfl_key, modules=diffusers_modules, swaps_halves=swaps_halves).from_diffusers(state)
-
-
-AUTOENCODER: dict[str, Any] = {
-    "scaling_factor": LATENT_SCALE,
-    "shift_factor": LATENT_SHIFT,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
-"""Configuration that the autoencoder's shapes do not determine."""

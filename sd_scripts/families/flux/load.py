@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
+from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.common.encoders.outlines import T5EncoderOutline
 from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config, t5_encoder
 from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
@@ -43,7 +44,7 @@ LAYOUTS = {
         tokenizer=T5,
         quantizable=T5_LINEAR,
     ),
-    VAE: autoencoder(keys.AUTOENCODER),
+    VAE: autoencoder(flux_vae.CONFIG),
 }
 
 

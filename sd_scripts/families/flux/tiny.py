@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.common.components import DENOISER, VAE
-from sd_scripts.families.flux import keys
+from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
@@ -87,7 +87,7 @@ def t5_config(rows: int) -> T5Config:
 def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer = FluxTransformer(shape)
-    vae = AutoencoderKL(latent_channels=16, **keys.AUTOENCODER, **AUTOENCODER)
+    vae = AutoencoderKL(latent_channels=16, **flux_vae.CONFIG, **AUTOENCODER)
     modules = {
         DENOISER: transformer,
         VAE: vae,

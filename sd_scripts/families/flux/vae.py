@@ -1,32 +1,9 @@
-"""Encode images to latents, and decode them, with FLUX.1's autoencoder."""
+"""FLUX.1's autoencoder under the option that names its file here."""
 
-from typing import Any
+from functools import partial
 
-import torch
-from torch import Tensor
+from sd_scripts.families.common.encoders import flux_vae
+from sd_scripts.families.common.encoders.flux_vae import decode_latents as decode_latents
 
-from sd_scripts.data.caches.caching import LatentLayout
-from sd_scripts.families.common.autoencoder import vae_decode, vae_encode
-from sd_scripts.families.common.family import Components
-
-LATENTS = LatentLayout(suffix="flux", shape=lambda extent: (16, extent.height // 8, extent.width // 8))
-
-
-def encode_images(components: Components, pixels: Tensor) -> Tensor:
-    """Encode (B, 3, H, W) in -1..1 -> latents (B, 16, H/8, W/8) float32, shifted and scaled, on the VAE's device.
-
-    Raises ValueError if they are not finite.
-    """
-    vae: Any = components.vae
-    latents = vae_encode(vae, pixels).float()  # scaling in half precision would round
-    if torch.isfinite(latents).all():
-        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
-    if vae.dtype == torch.float16:
-        raise ValueError("mixed_precision: the autoencoder overflowed in fp16; set mixed_precision = bf16")
-    raise ValueError("ae: the autoencoder produces non-finite values; download its file again or choose another")
-
-
-def decode_latents(components: Components, latents: Tensor) -> Tensor:
-    """Decode latents (B, 16, h, w), shifted and scaled -> images (B, 3, 8h, 8w) float32 in 0..1."""
-    vae: Any = components.vae
-    return vae_decode(vae, latents / vae.config.scaling_factor + vae.config.shift_factor)
+LATENTS = flux_vae.latent_layout("flux")
+encode_images = partial(flux_vae.encode_images, option="ae")

@@ -50,9 +50,9 @@ def test_the_operator_that_kernels_implement_has_the_gradients_of_the_plain_form
         inputs = [x.clone().requires_grad_() for x in parts]
         if operator:
             run = torch.ops.sd_scripts.norm_rope
-            found = (torch.compile(run, backend=backend) if backend else run)(inputs, scales, *rope)
+            found = (torch.compile(run, backend=backend) if backend else run)(inputs, scales, *rope, 1e-5)
         else:
-            found = normed_and_rotated(inputs, scales, rope)
+            found = normed_and_rotated(inputs, scales, rope, 1e-5)
         found.square().cumsum(1).sum().backward()
         results.append((found, *[x.grad for x in inputs]))
     for ours, theirs in zip(*results, strict=True):

@@ -17,21 +17,25 @@ from sd_scripts.formats.text_limit import TextLimit
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionTemplate:
-    """The text around a caption with which a transformer was trained: the language model's states of the prefix are
-    dropped, the suffix's are kept."""
+    """The text around a caption with which a transformer was trained: the language model's states of the suffix are
+    kept, the prefix's are dropped unless it `keeps_prefix`."""
 
     prefix: str
     suffix: str
     longest: int
-    """Tokens of caption and suffix; longer captions are truncated."""
+    """Tokens of caption and suffix, and of a prefix that is kept; longer captions are truncated."""
     encoder: int = 0
     """Index of the language model among the text encoders."""
+    keeps_prefix: bool = False
 
     def around(self, text: str) -> str:
         return f"{self.prefix}{text}{self.suffix}"
 
     def prefix_length(self, components: Components) -> int:
-        """Return the number of tokens before the caption, the tokenizer's own begin token included."""
+        """Return the number of tokens that are dropped: those before the caption, the tokenizer's own begin token
+        included."""
+        if self.keeps_prefix:
+            return 0
         return len(components.tokenizers[self.encoder](self.prefix).input_ids)
 
     def tokenize(
@@ -67,7 +71,8 @@ class CaptionTemplate:
             rows = components.tokenizers[self.encoder](list(map(self.around, captions)), verbose=False).input_ids
             return [len(ids) - prefix for ids in rows]
 
-        return TextLimit(tokens=self.longest, count=count, short=self.longest - len(self.suffix))
+        around = self.around("") if self.keeps_prefix else self.suffix
+        return TextLimit(tokens=self.longest, count=count, short=self.longest - len(around))
 
     def cache_key(self, components: Components, options: TextOptions) -> tuple[object, ...]:
         """Return everything besides the encoders that changes their outputs: the tokens around a caption."""

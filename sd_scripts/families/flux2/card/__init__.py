@@ -24,6 +24,7 @@ from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import Qwen3Options
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "black-forest-labs/FLUX.2-klein-base-4B"
@@ -58,12 +59,13 @@ CARD = FamilyCard(
     title="FLUX.2 klein",
     order=3,
     scripts={"lora": "flux2_train_network.py", "full": "flux2_train.py", "generate": "flux2_generate.py"},
-    groups=(Flux2ModelOptions, FlowOptions, MemoryOptions, ControlOptions),
+    groups=(Qwen3Options, Flux2ModelOptions, FlowOptions, MemoryOptions, ControlOptions),
     capabilities=frozenset({"batches", "blockwise_updates", "control_images", "fp8", "offload_activations", "own_vae"}),
     needs_controls=False,
     choices={"timestep_sampling": ("flux2_shift",)},
     notes={
         "pretrained_model_name_or_path": f"FLUX.2 klein's IDs are {HUB_MODEL} and its 9B counterpart.",
+        "qwen3": "FLUX.2 klein 4B reads Qwen3-4B, klein 9B Qwen3-8B.",
         "vae": "FLUX.2's autoencoder, such as flux2-vae.safetensors. Not needed for a diffusers folder.",
         "timestep_sampling": "flux2_shift samples more noise for larger images.",
         "network_args": "FLUX.2 klein: exclude_patterns and include_patterns, lists of regular expressions: layers "

@@ -1,23 +1,17 @@
-"""Options that only FLUX.2 klein has: the file of its text encoder, and which of its models is used."""
+"""The option that only FLUX.2 klein has: which of its models is used."""
 
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, optional, path_option
+from sd_scripts.options.spec import OptionGroup, optional
 
 RECOMMENDED = {"timestep_sampling": "flux2_shift"}
 """Values that train FLUX.2 klein well; the default is sd-scripts'."""
 
 
 class Flux2ModelOptions(OptionGroup, title="FLUX.2 klein model"):
-    """FLUX.2 klein's text encoder, and the version of the model."""
+    """The version of the model."""
 
-    qwen3: str | None = path_option(
-        "The Qwen3 text encoder: Qwen3-4B for klein 4B, such as qwen_3_4b.safetensors, and Qwen3-8B for klein 9B. "
-        "Not needed for a diffusers folder.",
-        label="Text encoder (Qwen3)",
-        placeholder="/models/qwen_3_4b.safetensors",
-    )
     flux2_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = optional(
         "Which FLUX.2 is trained, as musubi-tuner's commands name it; the size is read from the file. Train a base "
         "model: the others were distilled to 4 steps.",
