@@ -12,6 +12,7 @@ MINIATURES = {
     "flux_kontext": "kontext_miniature",
     "flux2": "flux2_miniature",
     "chroma": "chroma_miniature",
+    "anima": "anima_miniature",
     "qwen_image": "qwen_image_miniature",
     "qwen_image_edit": "edit_miniature",
     "wan": "wan_miniature",
