@@ -27,9 +27,15 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
     texts = [caption.text for caption in captions]
     tokens = {}
     for tokenizer, ids, mask in zip(_tokenizers(components), ("ids", IDS), ("mask", IDS_MASK), strict=True):
-        found = tokenizer(texts, padding="max_length", max_length=LONGEST, truncation=True, return_tensors="pt")
+        found = tokenizer(
+            texts,
+            padding="max_length",
+            padding_side="right",
+            max_length=LONGEST,
+            truncation=True,
+            return_tensors="pt",
+        )
         tokens |= {ids: found.input_ids, mask: found.attention_mask}
-    tokens["mask"][:, 0] = 1  # an empty caption has no token of Qwen3's: its one row of zeros adds nothing
     return {0: tokens}
 
 
@@ -45,8 +51,10 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     encoder: Any = components.text_encoders[0]
     device = encoder.embed_tokens.weight.device
     ids, mask, t5_ids, t5_mask = (tokens[0][name].to(device) for name in ("ids", "mask", IDS, IDS_MASK))
-    states = encoder(ids, attention_mask=mask, use_cache=False).last_hidden_state
-    return {STATES: states * mask[..., None], MASK: mask.bool(), IDS: t5_ids, IDS_MASK: t5_mask.bool()}
+    states = encoder(ids, use_cache=False).last_hidden_state  # causal: padding changes nothing before it
+    there = mask.bool()
+    there[:, 0] = True  # an empty caption has no token of Qwen3; a row of zeros adds nothing where one is needed
+    return {STATES: states * mask[..., None], MASK: there, IDS: t5_ids, IDS_MASK: t5_mask.bool()}
 
 
 def trim(text: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,8 @@ def formula_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {}
     for name, tensor in state.items():
         values = formula(name, tuple(tensor.shape))
-        small = 1 + 0.1 * values if name.endswith(".scale") else 0.1 * values
+        is_norm = name.endswith(".scale") or "norm" in f".{name}".split(".")[-2]
+        small = 1 + 0.1 * values if is_norm else 0.1 * values
         weights[name] = values * (3 / tensor.shape[-1]) ** 0.5 if tensor.ndim > 1 else small
     return weights
 
