@@ -4,6 +4,7 @@ from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResi
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sd_scripts.families.anima.card import CARD
+from sd_scripts.families.anima.card.options import part_of
 from sd_scripts.families.anima.load import BLOCK_LISTS, LAYOUTS, prepare, problems
 from sd_scripts.families.anima.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.anima.objective import loss, step_inputs
@@ -45,6 +46,7 @@ FAMILY = ANIMA = Family(
         title=CARD.title,
         denoiser=BLOCK_LISTS.of,
         graph_kinds=lambda transformer: {"AnimaBlock": 1},
+        index=part_of,
         text_encoder=blocks_of(Qwen3DecoderLayer),
         vae=lambda vae: blocks_of(QwenImageResidualBlock)(vae.get_submodule("encoder")),
     ),

@@ -1,9 +1,10 @@
 """Anima, as the page, the options and the file recognition see it."""
 
+from sd_scripts.families.anima.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.anima.card.hub_files import FILES
 from sd_scripts.families.anima.card.layer_rules import read_rules
 from sd_scripts.families.anima.card.memory_facts import MEMORY
-from sd_scripts.families.anima.card.options import RECOMMENDED, AnimaModelOptions
+from sd_scripts.families.anima.card.options import LONGEST, RECOMMENDED, AnimaModelOptions, AnimaRates
 from sd_scripts.families.anima.card.speeds import GRAPHS
 from sd_scripts.families.cards.family_card import (
     DENOISER,
@@ -24,8 +25,6 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "circlestone-labs/Anima-Base-v1.0-Diffusers"
-LONGEST = 512
-"""Tokens of a caption, in Qwen3's and in T5's; longer ones are truncated."""
 ADAPTER, ADAPTER_FILE = "llm_adapter", "Anima LLM adapter"
 PREFIXES = ("net.", "", "model.diffusion_model.", "diffusion_model.")
 TRANSFORMERS = ("blocks.0.adaln_modulation_cross_attn.1.weight", "transformer_blocks.0.norm2.linear_1.weight")
@@ -52,8 +51,10 @@ CARD = FamilyCard(
     title="Anima",
     order=3,
     scripts={"lora": "anima_train_network.py", "full": "anima_train.py", "generate": "anima_generate.py"},
-    groups=(AnimaModelOptions, FlowOptions, MemoryOptions),
-    capabilities=frozenset({"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}),
+    groups=(AnimaModelOptions, AnimaRates, FlowOptions, MemoryOptions),
+    capabilities=frozenset(
+        {"batches", "block_rates", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}
+    ),
     notes={
         "pretrained_model_name_or_path": f"Anima's ID is {HUB_MODEL}.",
         "vae": "Anima's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for a "
@@ -62,6 +63,7 @@ CARD = FamilyCard(
         "network_args": "Anima: exclude_patterns and include_patterns, lists of regular expressions: layers that are "
         "not adapted, and exceptions to them, such as modulations; train_llm_adapter=True adapts the LLM adapter too.",
         "blocks_to_swap": "Anima takes up to 26.",
+        "block_lr": "Anima has 6: self-attention, cross-attention, MLPs, modulations, LLM adapter, everything else.",
     },
     page=PageCard(
         recommended=RECOMMENDED,
@@ -137,4 +139,7 @@ CARD = FamilyCard(
         widths=((ENCODER, "embed_tokens.weight", 1, 1024, ENCODER_06B),),
     ),
     hub=HubCard(model=HUB_MODEL, tags=("anima",), files=FILES),
+    problems=PROBLEMS,
+    remarks=REMARKS,
+    aliases={"text_encoder": "qwen3", "unsloth_offload_checkpointing": "cpu_offload_checkpointing"},
 )

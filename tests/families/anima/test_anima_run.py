@@ -1,0 +1,121 @@
+"""Whole runs of Anima: by sd-scripts' command lines, swapped in fp8, the whole model, from diffusers' folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from sd_scripts.families.anima.card.options import part_of
+from sd_scripts.families.anima.family import ANIMA
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.command_line import given_flags
+from sd_scripts.settings.reading import from_values
+from sd_scripts.settings.settings import Settings
+from tests.support.families.anima import to_diffusers
+from tests.support.training import FULL, equal, train
+
+pytestmark = [
+    pytest.mark.run,
+    pytest.mark.usefixtures("no_graphs"),
+]
+BF16 = {"mixed_precision": "bf16", "max_train_steps": 2}
+SD_SCRIPTS = (
+    *("--pretrained_model_name_or_path=dit", "--qwen3=qwen3", "--vae=vae", "--llm_adapter_path=adapter"),
+    *("--timestep_sampling=sigmoid", "--discrete_flow_shift=1.0", "--weighting_scheme=uniform", "--blocks_to_swap=20"),
+    *("--qwen3_max_token_length=512", "--attn_mode=torch", "--split_attn", "--vae_chunk_size=64", "--fp8_base"),
+    *("--unsloth_offload_checkpointing", "--t5_tokenizer_path=t5", "--vae_disable_cache"),
+)
+
+
+def flags_of(method: str, *flags: str) -> Settings:
+    script = script_for("anima", method)
+    given = given_flags(script, flags)
+    assert given.problems == []
+    return from_values(script, given.values)
+
+
+def test_flags_of_sd_scripts_are_understood() -> None:
+    lora = flags_of("lora", *SD_SCRIPTS, "--network_module=networks.lora_anima", "--network_dim=8")
+    assert lora.unknown == {}
+    names = ("pretrained_model_name_or_path", "vae", "qwen3", "llm_adapter_path", "cpu_offload_checkpointing")
+    assert [lora.value(name) for name in names] == ["dit", "vae", "qwen3", "adapter", True]
+    without_effect = {remark.name for remark in lora.remarks}
+    assert {"attn_mode", "split_attn", "vae_chunk_size", "t5_tokenizer_path", "vae_disable_cache"} <= without_effect
+    assert "qwen3_max_token_length" not in without_effect, "512 is what captions have"
+    full = flags_of("full", *SD_SCRIPTS, "--llm_adapter_lr=0", "--learning_rate=1e-5")
+    assert any(str(problem).startswith("llm_adapter_lr: set block_lr to learning rates") for problem in full.problems())
+
+
+def test_swapped_fp8_blocks_train_like_resident_ones(anima_miniature: Any, tmp_path: Path) -> None:
+    resident, swapped = (
+        train(anima_miniature, tmp_path / str(number), **BF16, fp8_base=True, gradient_checkpointing=True, **more)
+        for number, more in enumerate(({}, {"blocks_to_swap": 2}))
+    )
+    assert swapped.status == 0
+    assert swapped.losses == resident.losses
+    assert equal(swapped.tensors(), resident.tensors())
+    with safe_open(swapped.output / "short.safetensors", "pt") as file:
+        known = file.metadata()
+    expected = {"ss_base_model_version": "anima", "ss_timestep_sampling": "sigmoid", "ss_discrete_flow_shift": "3.0"}
+    assert {key: known.get(key) for key in expected} == expected
+    assert known["modelspec.architecture"] == "anima-preview/lora"
+
+
+def test_the_whole_model_has_the_official_prefix_and_a_rate_for_each_part(anima_miniature: Any, tmp_path: Path) -> None:
+    rates = "0,1e-3,1e-3,1e-3,1e-3,0"  # of self-attention and of what is in no part
+    trained = train(anima_miniature, tmp_path / "out", "full", **FULL, block_lr=rates, max_train_steps=1)
+    assert trained.status == 0
+    before, after = load_file(anima_miniature.checkpoint), trained.tensors()
+    assert after.keys() == before.keys()
+    assert all(key.startswith("net.") for key in after)
+    changed = {key for key in after if not torch.equal(after[key], before[key])}
+    assert {part_of(key.removeprefix("net.")) for key in changed} == {1, 2, 3, 4}
+    assert "net.llm_adapter.blocks.0.self_attn.q_proj.weight" in changed
+
+
+def test_a_diffusers_folder_trains_like_the_single_file(anima_miniature: Any, tmp_path: Path) -> None:
+    """Its adapter is a component of its own."""
+    state = {key.removeprefix("net."): each for key, each in load_file(anima_miniature.checkpoint).items()}
+    folder = tmp_path / "anima"
+    for name, part in zip(("transformer", "text_conditioner"), to_diffusers(state), strict=True):
+        (folder / name).mkdir(parents=True)
+        save_file(part, folder / name / "diffusion_pytorch_model.safetensors")
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "AnimaModularPipeline"}))
+    tokenizers = anima_miniature.checkpoint.parent / "miniature_anima_tokenizers"
+    for tokenizer in tokenizers.iterdir():
+        (folder / tokenizer.name).symlink_to(tokenizer)
+    runs = [
+        train(anima_miniature, tmp_path / str(number), pretrained_model_name_or_path=str(model), max_train_steps=2)
+        for number, model in enumerate((anima_miniature.checkpoint, folder))
+    ]
+    assert runs[1].losses == runs[0].losses
+    assert equal(runs[1].tensors(), runs[0].tensors())
+
+
+def problems_of(miniature: Any, **changes: Any) -> list[str]:
+    files = {option: str(path) for option, path in miniature.files.items()}
+    return ANIMA.check(from_values(script_for("anima", "lora"), {**files, **changes}))
+
+
+def test_files_that_do_not_fit_are_reported_before_anything_is_loaded(anima_miniature: Any, tmp_path: Path) -> None:
+    state = load_file(anima_miniature.checkpoint)
+    alone = {key: each for key, each in state.items() if not key.startswith("net.llm_adapter.")}
+    save_file(alone, tmp_path / "cosmos.safetensors")
+    cosmos = {"pretrained_model_name_or_path": str(tmp_path / "cosmos.safetensors")}
+    (missing,) = problems_of(anima_miniature, **cosmos)
+    assert missing.startswith("pretrained_model_name_or_path: ")
+    assert "contains no LLM adapter" in missing
+    assert problems_of(anima_miniature, **cosmos, llm_adapter_path=str(anima_miniature.checkpoint)) == []
+    (swapped,) = problems_of(anima_miniature, blocks_to_swap=9)
+    assert swapped.startswith("blocks_to_swap: 9 exceeds 3")
+    encoder = load_file(anima_miniature.files["qwen3"])
+    wide = {
+        key: torch.cat([each] * 2, -1) if each.ndim == 2 or "norm" in key else each for key, each in encoder.items()
+    }
+    assert wide
+    (wrong,) = problems_of(anima_miniature, qwen3=str(anima_miniature.files["vae"]))
+    assert wrong.startswith("qwen3: ")
