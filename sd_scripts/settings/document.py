@@ -151,7 +151,8 @@ def of_one_family() -> Groups:
 
 
 def _groups(page: Page) -> Groups:
-    return (*page.groups, *of_one_family()) if page is MODEL else page.groups
+    own = [group for group in of_one_family() if _described(group)] if page is MODEL else []
+    return (*page.groups, *own)
 
 
 def _opening(page: Page) -> list[str]:

@@ -56,7 +56,6 @@ CARD = FamilyCard(
         {"batches", "block_rates", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}
     ),
     notes={
-        "pretrained_model_name_or_path": f"Anima's ID is {HUB_MODEL}.",
         "vae": "Anima's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for a "
         "diffusers folder.",
         "timestep_sampling": "sigmoid is sd-scripts' default for Anima.",
@@ -85,17 +84,6 @@ CARD = FamilyCard(
                 ),
             ),
             ComponentCard(
-                name=ADAPTER,
-                option="llm_adapter_path",
-                kind="LLM adapter",
-                title="Anima's LLM adapter",
-                folder="text_conditioner",
-                fitting=(ADAPTER_FILE,),
-                prefixes=("", *(f"{prefix}llm_adapter." for prefix in PREFIXES)),
-                signature_keys=(IN_FOLDER,),
-                optional=True,
-            ),
-            ComponentCard(
                 name="text_encoder1",
                 option="qwen3",
                 kind="Qwen3 text encoder",
@@ -114,6 +102,17 @@ CARD = FamilyCard(
                 fitting=(AUTOENCODER,),
                 prefixes=("", "vae."),
                 signature_keys=VAES,
+            ),
+            ComponentCard(
+                name=ADAPTER,
+                option="llm_adapter_path",
+                kind="LLM adapter",
+                title="Anima's LLM adapter",
+                folder="text_conditioner",
+                fitting=(ADAPTER_FILE,),
+                prefixes=("", *(f"{prefix}llm_adapter." for prefix in PREFIXES)),
+                signature_keys=(IN_FOLDER,),
+                optional=True,
             ),
         ),
         base_file="an Anima file",

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
-from sd_scripts.options.training import ALWAYS_SDPA
 
 RECOMMENDED = {"timestep_sampling": "sigmoid"}
 """Values that train Anima well: sd-scripts' defaults for it."""
@@ -36,7 +35,6 @@ class AnimaModelOptions(OptionGroup, title="Anima model"):
     )
     qwen3_max_token_length: int = option(LONGEST, "Tokens of Qwen3.", within=(1, 4096), not_yet=AS_TRAINED)
     t5_max_token_length: int = option(LONGEST, "Tokens of T5.", within=(1, 4096), not_yet=AS_TRAINED)
-    attn_mode: str | None = optional("Kernel of attention.", not_yet=ALWAYS_SDPA)
     vae_disable_cache: bool = switch("Encode without a cache of frames.", not_yet="images have no other frames")
     qwen_image_vae_2d: bool = switch("Encode by two-dimensional convolutions.", not_yet="the latents are the same")
 
