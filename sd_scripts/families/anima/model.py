@@ -214,7 +214,8 @@ class AnimaTransformer(BlockTransformer):
         return unpack_channels_last(self.final_layer(x, time, shared), grid)
 
     def text_rows(self, states: Tensor, mask: Tensor, ids: Tensor, ids_mask: Tensor) -> Tensor:
-        """Return what blocks attend to, (B, 512, 1024), 0 after the caption; the arguments are the adapter's."""
+        """Return the text that blocks attend to, (B, 512, 1024), 0 after the caption. The arguments are the
+        adapter's."""
         rows = self.llm_adapter(states.to(self.dtype), mask, ids, ids_mask)
         return F.pad(rows, (0, 0, 0, max(TEXT_ROWS - rows.shape[1], 0)))
 

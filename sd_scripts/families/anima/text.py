@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.anima.card import LONGEST
+from sd_scripts.families.anima.card.options import LONGEST
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.compile import CompileOptions
@@ -25,7 +25,7 @@ T5_TOKENIZER = "t5_tokenizer"
 def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
     """Return ids and masks (B, 512) int64 of Qwen3 and of T5. Longer captions are truncated."""
     texts = [caption.text for caption in captions]
-    tokens = {}
+    tokens: dict[str, Tensor] = {}
     for tokenizer, ids, mask in zip(_tokenizers(components), ("ids", IDS), ("mask", IDS_MASK), strict=True):
         found = tokenizer(
             texts,

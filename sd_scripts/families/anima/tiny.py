@@ -18,7 +18,7 @@ from sd_scripts.families.anima.text import T5_TOKENIZER
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import qwen3
 from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
-from sd_scripts.library.diffusion.dit_layers import pack
+from sd_scripts.library.diffusion.dit_layers import pack, timestep_embedding
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.testing import miniature
@@ -27,6 +27,7 @@ from sd_scripts.testing.miniature import (
     Miniature,
     fit_velocity,
     images,
+    input_of,
     randomize,
     set_moments,
     states_of,
@@ -81,13 +82,11 @@ def _weaken_conditioning(transformer: AnimaTransformer) -> None:
     have no bias for that, so the gates of what all of them add read the mean of its inputs."""
     for module in transformer.modules():
         if isinstance(module, Modulation):
-            module[2].weight.mul_(CONDITIONING)
+            linear: Any = module[2]
+            linear.weight.mul_(CONDITIONING)
     embedder: Any = transformer.t_embedder[1]
-    hidden: list[Tensor] = []
-    hook = embedder.linear_2.register_forward_hook(lambda _, inputs, __: hidden.append(inputs[0]))
-    transformer(torch.zeros(16, 16, 2, 2), torch.zeros(16, 1, PARAMS.text_width), torch.linspace(0.05, 0.95, 16))
-    hook.remove()
-    mean = hidden[0].mean(0)
+    sinusoids = timestep_embedding(torch.linspace(0.05, 0.95, 16) / 1000, PARAMS.width)
+    mean = input_of(embedder.linear_2, lambda: embedder(sinusoids)).mean(0)
     embedder.linear_2.weight.mul_(CONDITIONING)
     embedder.linear_2.weight.view(3, PARAMS.width, PARAMS.width)[2] = 0.5 * mean / mean.square().sum()
 

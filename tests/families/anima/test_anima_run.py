@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from kohya_gui.kohya.legacy_config import from_kohya
 from sd_scripts.families.anima.card.options import part_of
 from sd_scripts.families.anima.family import ANIMA
 from sd_scripts.families.common.encoders.qwen3 import qwen3
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.run,
     pytest.mark.usefixtures("no_graphs"),
 ]
+REFERENCE = Path(__file__).parents[2] / "reference"
 BF16 = {"mixed_precision": "bf16", "max_train_steps": 2}
 SD_SCRIPTS = (
     *("--pretrained_model_name_or_path=dit", "--qwen3=qwen3", "--vae=vae", "--llm_adapter_path=adapter"),
@@ -50,6 +52,20 @@ def test_flags_of_sd_scripts_are_understood() -> None:
     assert "qwen3_max_token_length" not in without_effect, "512 is what captions have"
     full = flags_of("full", *SD_SCRIPTS, "--llm_adapter_lr=0", "--learning_rate=1e-5")
     assert any(str(problem).startswith("llm_adapter_lr: set block_lr to learning rates") for problem in full.problems())
+
+
+@pytest.mark.parametrize("tab", ["lora", "finetune"])
+def test_settings_of_kohya_ss_open_as_anima(tab: str) -> None:
+    legacy = json.loads((REFERENCE / f"kohya_{tab}_defaults.json").read_text())
+    changed = {"anima_checkbox": True, "anima_qwen3": "qwen3", "anima_llm_adapter_path": "adapter", "blocks_to_swap": 8}
+    opened = from_kohya({**legacy, **changed, "anima_attn_mode": "flash", "LoRA_type": "Anima"}, tab)
+    assert opened.family == "anima"
+    expected = {"qwen3": "qwen3", "llm_adapter_path": "adapter", "timestep_sampling": "sigmoid", "blocks_to_swap": 8}
+    assert opened.values.items() >= expected.items()
+    assert opened.values.get("network_module") == ("networks.lora_anima" if tab == "lora" else None)
+    assert "anima_attn_mode: has no effect for Anima" in map(str, opened.remarks)
+    method = "lora" if tab == "lora" else "full"
+    assert from_values(script_for("anima", method), opened.values).unknown.keys() <= {"caption_metadata_filename"}
 
 
 def test_swapped_fp8_blocks_train_like_resident_ones(anima_miniature: Any, tmp_path: Path) -> None:

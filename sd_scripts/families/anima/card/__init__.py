@@ -2,6 +2,7 @@
 
 from sd_scripts.families.anima.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.anima.card.hub_files import FILES
+from sd_scripts.families.anima.card.kohya import KOHYA
 from sd_scripts.families.anima.card.layer_rules import read_rules
 from sd_scripts.families.anima.card.memory_facts import MEMORY
 from sd_scripts.families.anima.card.options import LONGEST, RECOMMENDED, AnimaModelOptions, AnimaRates
@@ -22,6 +23,7 @@ from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import Qwen3Options
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "circlestone-labs/Anima-Base-v1.0-Diffusers"
@@ -51,11 +53,12 @@ CARD = FamilyCard(
     title="Anima",
     order=3,
     scripts={"lora": "anima_train_network.py", "full": "anima_train.py", "generate": "anima_generate.py"},
-    groups=(AnimaModelOptions, AnimaRates, FlowOptions, MemoryOptions),
+    groups=(Qwen3Options, AnimaModelOptions, AnimaRates, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {"batches", "block_rates", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}
     ),
     notes={
+        "qwen3": "Anima reads Qwen3-0.6B base, such as qwen_3_06b_base.safetensors.",
         "vae": "Anima's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for a "
         "diffusers folder.",
         "timestep_sampling": "sigmoid is sd-scripts' default for Anima.",
@@ -69,6 +72,7 @@ CARD = FamilyCard(
         recommended_note="The defaults train mostly at high noise.",
         model_panel=("qwen3", "llm_adapter_path"),
         use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
+        kohya=KOHYA,
         demo=RECOMMENDED,
     ),
     files=FilesCard(

@@ -1,4 +1,4 @@
-"""Options that only Anima has: files of its text encoder and of an adapter, and flags of sd-scripts."""
+"""Options that only Anima has: the file of an adapter, and flags of sd-scripts."""
 
 from collections.abc import Iterable
 
@@ -18,13 +18,8 @@ AS_TRAINED = f"captions are read up to {LONGEST} tokens, as the model was traine
 
 
 class AnimaModelOptions(OptionGroup, title="Anima model"):
-    """Anima's text encoder, and the adapter from it to the transformer."""
+    """The adapter from the text encoder to the transformer."""
 
-    qwen3: str | None = path_option(
-        "The Qwen3-0.6B base text encoder, such as qwen_3_06b_base.safetensors. Not needed for a diffusers folder.",
-        label="Text encoder (Qwen3-0.6B)",
-        placeholder="/models/qwen_3_06b_base.safetensors",
-    )
     llm_adapter_path: str | None = path_option(
         "An LLM adapter to use instead of the one in the model's file.",
         label="LLM adapter",
