@@ -25,7 +25,7 @@ class AnimaModelOptions(OptionGroup, title="Anima model"):
         label="LLM adapter",
         placeholder="/models/llm_adapter.safetensors",
     )
-    t5_tokenizer_path: str | None = optional(
+    t5_tokenizer_path: str | None = path_option(
         "Folder of T5's tokenizer.", not_yet="T5's vocabulary is part of this program"
     )
     qwen3_max_token_length: int = option(LONGEST, "Tokens of Qwen3.", within=(1, 4096), not_yet=AS_TRAINED)
