@@ -34,15 +34,16 @@ _ENDS = {
 }
 _THEIR_BLOCK = {theirs: ours for ours, theirs in _BLOCK.items()}
 _THEIR_ENDS = {theirs: ours for ours, theirs in _ENDS.items()}
+CONDITIONER = "text_conditioner."
+"""Where diffusers has the adapter: in a component of its own."""
 _BUFFERS = "pos_embedder."
 """Positions that official files may contain, and that the transformer computes."""
 
 
 def diffusers_module(module: str) -> str:
-    """Return diffusers' name of a module of the transformer or, in a component of its own, of the adapter. Raises
-    KeyError for any other name."""
+    """Return diffusers' name of a module of the transformer or of the adapter. Raises KeyError for any other name."""
     if module.startswith(ADAPTER):
-        return module.removeprefix(ADAPTER)
+        return module.replace(ADAPTER, CONDITIONER, 1)
     if block := re.fullmatch(r"blocks\.(\d+)\.(.+)", module):
         return f"transformer_blocks.{block[1]}.{_BLOCK[block[2]]}"
     return _ENDS[module]

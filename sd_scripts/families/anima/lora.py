@@ -1,6 +1,6 @@
 """The layers that LoRA adapts in Anima, and their names in LoRA files."""
 
-from sd_scripts.families.anima.keys import diffusers_module
+from sd_scripts.families.anima.keys import CONDITIONER, diffusers_module
 from sd_scripts.families.cards.layer_patterns import lora_name
 from sd_scripts.networks.targets import LoraTarget
 
@@ -9,6 +9,7 @@ TRANSFORMER = LoraTarget(
     attention_classes=("Attention",),
     name=lora_name,
     diffusers_paths=lambda path: (diffusers_module(path),),
+    diffusers_components=(CONDITIONER,),
     together=(
         ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         ("cross_attn.k_proj", "cross_attn.v_proj"),

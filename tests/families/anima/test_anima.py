@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
 from sd_scripts.data.sources.captions import Caption
@@ -39,7 +38,7 @@ from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
 from sd_scripts.testing.miniature import t5_tokenizer
-from tests.support.families.anima import in_diffusers, make_pipeline, to_diffusers
+from tests.support.families.anima import in_diffusers, pipeline_of, to_diffusers
 from tests.support.families.formula_weights import formula_input, formula_weights
 
 pytestmark = pytest.mark.run
@@ -244,17 +243,7 @@ def made(components: Components, **changes: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_a_sample_matches_diffusers_with_the_same_noise(components: Components, scale: float) -> None:
-    transformer, conditioner = in_diffusers(components.denoiser)
-    pipeline = make_pipeline(
-        transformer=transformer,
-        text_conditioner=conditioner,
-        text_encoder=components.text_encoders[0],
-        tokenizer=components.tokenizers[0],
-        t5_tokenizer=components.extras[T5_TOKENIZER][0],
-        vae=components.vae,
-        guider=ClassifierFreeGuidance(guidance_scale=scale),
-    )
-    theirs = pipeline(
+    theirs = pipeline_of(components, scale)(
         prompt=PROMPT["prompt"],
         width=64,
         height=80,

@@ -4,22 +4,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kohya_gui.kohya.legacy_config import from_kohya
 from sd_scripts.families.anima.card.options import part_of
 from sd_scripts.families.anima.family import ANIMA
+from sd_scripts.families.anima.lora import TRANSFORMER
+from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.encoders.qwen3 import qwen3
 from sd_scripts.families.common.encoders.tiny_qwen3 import tiny_config
+from sd_scripts.networks.files.lora_files import read_lora
+from sd_scripts.networks.plan import AdaptedModule
+from sd_scripts.networks.targets import adaptable
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.command_line import given_flags
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
-from tests.support.families.anima import to_diffusers
-from tests.support.training import FULL, equal, train
+from tests.support.families.anima import pipeline_of, to_diffusers
+from tests.support.training import FULL, Run, equal, train
 
 pytestmark = [
     pytest.mark.run,
@@ -93,6 +100,61 @@ def test_the_whole_model_has_the_official_prefix_and_a_rate_for_each_part(anima_
     changed = {key for key in after if not torch.equal(after[key], before[key])}
     assert {part_of(key.removeprefix("net.")) for key in changed} == {1, 2, 3, 4}
     assert "net.llm_adapter.blocks.0.self_attn.q_proj.weight" in changed
+
+
+@pytest.fixture(scope="module")
+def plain(anima_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps of a LoRA, of the adapter too, and a sample of it. Do not write to it."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "prompts.txt").write_text("a red circle --w 64 --h 80 --s 3 --d 7 --l 3 --n blue")
+    samples = {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 3}
+    more = {"network_args": ["train_llm_adapter=True"], "learning_rate": 0.03, "save_as_format": "both"}
+    return train(anima_miniature, folder / "out", **more, **samples)
+
+
+def opened(miniature: Any, **more: Any) -> Components:
+    files = {option: str(path) for option, path in miniature.files.items()}
+    return ANIMA.open(Settings(script_for("anima", "lora"), files), torch.float32, **more)
+
+
+def test_diffusers_generates_the_image_of_the_run(plain: Run, anima_miniature: Any) -> None:
+    (event,) = plain.events_of("sample")
+    ours = np.asarray(Image.open(event["path"])) / 255
+    components = opened(anima_miniature).load()
+    pipeline = pipeline_of(components, scale=3.0)
+    options = {"width": 64, "height": 80, "num_inference_steps": 3, "output_type": "np", "output": "images"}
+
+    def theirs() -> Any:
+        generator = torch.Generator().manual_seed(7)
+        return pipeline(prompt="a red circle", negative_prompt="blue", generator=generator, **options)[0]
+
+    before = theirs()
+    pipeline.load_lora_weights(plain.output / "short-diffusers.safetensors")
+    assert np.abs(ours - theirs()).max() < 2 / 255
+    assert np.abs(ours - before).max() > 8 / 255
+
+
+def test_the_spellings_of_other_programs_are_the_same_lora(plain: Run, anima_miniature: Any, tmp_path: Path) -> None:
+    """ComfyUI's and diffusion-pipe's, diffusers' and ai-toolkit's."""
+    denoiser = opened(anima_miniature, only=("denoiser",)).denoiser
+    modules = [AdaptedModule(module=denoiser, target=TRANSFORMER, lr=1.0)]
+    layers = {
+        TRANSFORMER.name(path): (path, torch.zeros(layer.weight.shape))
+        for path, layer in adaptable(denoiser, TRANSFORMER, conv=False)
+    }
+    renamed = {}
+    for key, tensor in plain.tensors().items():
+        layer, _, part = key.partition(".")
+        part = part.replace("lora_down", "lora_A").replace("lora_up", "lora_B")
+        renamed[f"diffusion_model.{layers[layer][0]}.{part}"] = tensor
+    save_file(renamed, tmp_path / "comfyui.safetensors")
+    files = [plain.output / "short.safetensors", plain.output / "short-diffusers.safetensors", *tmp_path.iterdir()]
+    expected, *others = (read_lora("network_weights", file, modules) for file in files)
+    for found in others:
+        assert list(found.not_used()) == []
+        for name in {key.partition(".")[0] for key in plain.tensors()}:
+            weight = layers[name][1]
+            torch.testing.assert_close(found.change(name, weight, 1.0), expected.change(name, weight, 1.0))
 
 
 def test_a_diffusers_folder_trains_like_the_single_file(anima_miniature: Any, tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ from diffusers import (
     CosmosTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
 )
+from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.models.transformers import transformer_cosmos
 from torch import Tensor
 
 from sd_scripts.families.anima.adapter import PREFIX, AdapterParams
 from sd_scripts.families.anima.keys import diffusers_module
 from sd_scripts.families.anima.model import AnimaParams
+from sd_scripts.families.anima.text import T5_TOKENIZER
+from sd_scripts.families.common.components import Components
 from sd_scripts.library.files.state_dicts import State
 
 
@@ -62,8 +65,8 @@ def make_conditioner(params: AdapterParams) -> Any:
 def to_diffusers(state: State) -> tuple[State, State]:
     """Return the tensors of diffusers' transformer and of its adapter, from the official keys."""
     adapter = {key.removeprefix(PREFIX): tensor for key, tensor in state.items() if key.startswith(PREFIX)}
-    own = (re.fullmatch(r"(.+)\.(\w+)", key) for key in state if not key.startswith(PREFIX))
-    return {f"{diffusers_module(key[1])}.{key[2]}": state[key[0]] for key in own if key}, adapter
+    others = (re.fullmatch(r"(.+)\.(\w+)", key) for key in state if not key.startswith(PREFIX))
+    return {f"{diffusers_module(key[1])}.{key[2]}": state[key[0]] for key in others if key}, adapter
 
 
 def in_diffusers(transformer: Any) -> tuple[Any, Any]:
@@ -74,9 +77,19 @@ def in_diffusers(transformer: Any) -> tuple[Any, Any]:
     return made
 
 
-def make_pipeline(**components: Any) -> Any:
-    """Return the pipeline of these components."""
+def pipeline_of(components: Components, scale: float) -> Any:
+    """Return the pipeline with the weights of our components, at this guidance."""
+    transformer, conditioner = in_diffusers(components.denoiser)
     pipeline = AnimaAutoBlocks().init_pipeline()
-    pipeline.update_components(scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0), **components)
+    pipeline.update_components(
+        transformer=transformer,
+        text_conditioner=conditioner,
+        text_encoder=components.text_encoders[0],
+        tokenizer=components.tokenizers[0],
+        t5_tokenizer=components.extras[T5_TOKENIZER][0],
+        vae=components.vae,
+        guider=ClassifierFreeGuidance(guidance_scale=scale),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
