@@ -21,6 +21,7 @@ FLUX = [preset for preset in PRESETS if preset.stem.startswith(("flux_", "flux2_
 QWEN_IMAGE = [preset for preset in PRESETS if preset.stem.startswith("qwen_image_")]
 WAN = [preset for preset in PRESETS if preset.stem.startswith("wan_")]
 HUNYUAN = [preset for preset in PRESETS if preset.stem.startswith(("hunyuan_video_", "framepack_"))]
+ANIMA = [preset for preset in PRESETS if preset.stem.startswith("anima_")]
 FULL = [preset for preset in PRESETS if preset.parent.name in ("dreambooth", "finetune")]
 LITTLE = [preset for preset in PRESETS if "low_memory" in preset.stem]
 WAYS = ("safe_start", "fast_compiled", "low_memory_12gb", "low_memory_16gb", "low_memory_24gb", "best_quality")
@@ -64,6 +65,11 @@ def test_every_tab_has_presets_of_its_own():
         )
         for way in WAYS_OF_QWEN_IMAGE
     }
+    wanted |= {
+        f"{tab}/anima_{way}"
+        for tab in ("dreambooth", "finetune")
+        for way in ("safe_start", "fast_compiled", "low_memory_12gb")
+    }
     distilled = {f"{tab}/flux_kontext_{way}" for tab in ("dreambooth", "finetune") for way in WAYS[:-1]}
     assert {name(preset) for preset in FULL} == wanted | distilled | SMALLER
 
@@ -102,7 +108,7 @@ def test_presets_named_compiled_compile_and_each_script_has_one():
     assert all(from_values(script_of(preset), read_toml(preset))[CompileOptions].compile for preset in compiled)
 
 
-@pytest.mark.parametrize("preset", FLUX + QWEN_IMAGE + WAN + HUNYUAN, ids=name)
+@pytest.mark.parametrize("preset", FLUX + ANIMA + QWEN_IMAGE + WAN + HUNYUAN, ids=name)
 def test_presets_train_at_the_recommended_timesteps(preset):
     assert read_toml(preset).items() >= card_of(preset_family(preset.stem)).page.recommended.items()
 

@@ -15,13 +15,12 @@ FAMILIES = {
     **{key: name for name, record in RECORDS.items() for key in record.checkboxes},
     "sd3_checkbox": "sd3",
     "hunyuan_image_checkbox": "hunyuan_image",
-    "anima_checkbox": "anima",
     "lumina_checkbox": "lumina",
     "v2": "sd2",
 }
 """Model checkbox -> family; the first one that is on wins, none means SD 1.5."""
 
-TITLES = {"sd3": "SD 3", "hunyuan_image": "HunyuanImage", "anima": "Anima", "lumina": "Lumina"}
+TITLES = {"sd3": "SD 3", "hunyuan_image": "HunyuanImage", "lumina": "Lumina"}
 TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
 """Titles of models that kohya_ss trains but no script here does."""
 
@@ -89,9 +88,6 @@ USUAL = {
     **{"logit_std": 1.0, "mode_scale": 1.29, "t5xxl_dtype": "bf16", "sd3_text_encoder_batch_size": 1},
     **{"weighting_scheme": "logit_normal", "hunyuan_discrete_flow_shift": 5.0, "hunyuan_model_prediction_type": "raw"},
     **{"hunyuan_timestep_sampling": "sigma", "hunyuan_sigmoid_scale": 1.0, "hunyuan_attn_mode": "torch"},
-    **{"anima_discrete_flow_shift": 1.0, "anima_timestep_sampling": "sigmoid", "anima_sigmoid_scale": 1.0},
-    **{"anima_qwen3_max_token_length": 512, "anima_t5_max_token_length": 512, "anima_attn_mode": "torch"},
-    **{"anima_compile_backend": "inductor", "anima_compile_mode": "default", "anima_compile_dynamic": "auto"},
     **{"lumina_discrete_flow_shift": 6.0, "lumina_model_prediction_type": "raw", "lumina_timestep_sampling": "shift"},
     **{"lumina_sigmoid_scale": 1.0, "lumina_gemma2_max_token_length": 256},
     **{name: value for record in RECORDS.values() for name, value in {**record.lora_fields, **record.usual}.items()},
@@ -158,5 +154,5 @@ ZERO_IS_UNSET = (
 )
 """Sliders where 0 means unset. Where 0 is a value, as in max_grad_norm, it is kept."""
 
-PREFIXES = ("sd3_", "hunyuan_", "anima_", "lumina_", *(p for record in RECORDS.values() for p in record.prefixes))
+PREFIXES = ("sd3_", "hunyuan_", "lumina_", *(p for record in RECORDS.values() for p in record.prefixes))
 """Prefixes of keys that belong to one model."""

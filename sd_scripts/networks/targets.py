@@ -49,6 +49,8 @@ class LoraTarget:
     """Module path -> its name in other programs: `lora_unet_down_blocks_1_attentions_0_proj_in`."""
     diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
     """Module path -> its diffusers modules, in the order of its rows."""
+    diffusers_components: tuple[str, ...] = ()
+    """Beginnings of diffusers' paths that are components of their own there, not parts of the denoiser."""
     part_of: Callable[[str], tuple[str, int, int]] | None = None
     """Module path -> the layer of a related model, whose LoRAs fit too, that has its rows among others: path there,
     number of the part, number of parts. Each part but the last has one row per input."""

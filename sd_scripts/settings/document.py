@@ -24,7 +24,7 @@ from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.metadata import MetadataOptions
-from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model import ModelOptions, Qwen3Options
 from sd_scripts.options.networks.embedding import EmbeddingFileOptions, EmbeddingOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.flow import FlowOptions
@@ -55,7 +55,7 @@ class Page:
     groups: Groups
 
 
-MODEL = Page(name="model", title="Model", groups=(ModelOptions,))
+MODEL = Page(name="model", title="Model", groups=(ModelOptions, Qwen3Options))
 """Groups that only one family has follow here."""
 OTHER_PROGRAMS = Page(name="other_programs", title="Other programs", groups=(LegacyOptions, MusubiOptions, OtherFlags))
 PAGES = (
@@ -151,7 +151,8 @@ def of_one_family() -> Groups:
 
 
 def _groups(page: Page) -> Groups:
-    return (*page.groups, *of_one_family()) if page is MODEL else page.groups
+    own = [group for group in of_one_family() if _described(group)] if page is MODEL else []
+    return (*page.groups, *own)
 
 
 def _opening(page: Page) -> list[str]:

@@ -13,6 +13,7 @@ MINIATURES = {
     "flux2": "flux2_miniature",
     "chroma": "chroma_miniature",
     "z_image": "z_image_miniature",
+    "anima": "anima_miniature",
     "qwen_image": "qwen_image_miniature",
     "qwen_image_edit": "edit_miniature",
     "wan": "wan_miniature",

@@ -63,6 +63,7 @@ def test_a_model_trained_from_a_file_names_its_family_and_purpose(trained: Run) 
         "flux": ("black-forest-labs/FLUX.1-dev", "text-to-image"),
         "flux_kontext": ("black-forest-labs/FLUX.1-Kontext-dev", "image-to-image"),
         "chroma": ("lodestones/Chroma1-HD", "text-to-image"),
+        "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers", "text-to-image"),
         "flux2": ("black-forest-labs/FLUX.2-klein-base-4B", "image-to-image"),
         "z_image": ("Tongyi-MAI/Z-Image", "text-to-image"),
         "qwen_image": ("Qwen/Qwen-Image", "text-to-image"),

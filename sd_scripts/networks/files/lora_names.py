@@ -186,7 +186,8 @@ def _peft(each: AdaptedModule, number: int, path: str, name: str, pair: Pair) ->
         names: tuple[str, ...] = (f"{ENCODER_PREFIXES[number - 1][0]}{full}",)
     else:
         inner = target.diffusers_paths(path) if target.diffusers_paths else (path,)
-        names = tuple(f"{'unet' if target.alias else 'transformer'}.{part}" for part in inner)
+        denoiser = "unet." if target.alias else "transformer."
+        names = tuple(part if part.startswith(target.diffusers_components) else f"{denoiser}{part}" for part in inner)
     scale = pair.alpha / pair.rank
     of_up = 2.0 ** math.floor(math.log2(abs(scale)) / 2)  # powers of two leave the numbers exact
     down, up = _scaled(pair.down, scale / of_up), _scaled(pair.up, of_up)

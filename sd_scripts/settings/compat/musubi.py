@@ -36,6 +36,7 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
     sage_attn: bool = unused(ATTENTION)
     split_attn: bool = unused(ATTENTION)
     use_32bit_attention: bool = unused(IN_DTYPE)
+    attn_mode: str | None = unused(ATTENTION, None)
     use_pinned_memory_for_block_swap: bool = unused(SWAPPING)
     block_swap_h2d_only: bool = unused(SWAPPING)
     block_swap_ring_size: int | None = unused(SWAPPING, None, within=(1, 100))

@@ -24,7 +24,7 @@ def formula_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {}
     for name, tensor in state.items():
         values = formula(name, tuple(tensor.shape))
-        scales = name.endswith(".scale") or "norm" in name.split(".")[-2:][0] or name in SCALES
+        scales = name.endswith(".scale") or "norm" in f".{name}".split(".")[-2] or name in SCALES
         small = 1 + 0.1 * values if scales else 0.1 * values
         weights[name] = values * (3 / tensor.shape[-1]) ** 0.5 if tensor.ndim > 1 else small
     return weights

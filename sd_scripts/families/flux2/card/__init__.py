@@ -57,7 +57,7 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
 CARD = FamilyCard(
     name="flux2",
     title="FLUX.2 klein",
-    order=3,
+    order=2,
     scripts={"lora": "flux2_train_network.py", "full": "flux2_train.py", "generate": "flux2_generate.py"},
     groups=(Qwen3Options, Flux2ModelOptions, FlowOptions, MemoryOptions, ControlOptions),
     capabilities=frozenset({"batches", "blockwise_updates", "control_images", "fp8", "offload_activations", "own_vae"}),

@@ -28,7 +28,7 @@ CARD = replace(
     name="flux_kontext",
     title="FLUX.1 Kontext",
     derived_from=FLUX.name,
-    order=2,
+    order=1,
     scripts={
         "lora": "flux_kontext_train_network.py",
         "full": "flux_kontext_train.py",

@@ -1,0 +1,39 @@
+"""How much memory Anima takes, as counted.
+
+Activations are not measured yet: they follow from FLUX.1's by the widths of the layers.
+"""
+
+from __future__ import annotations
+
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.options.spec import OptionValues
+
+BLOCKS, BLOCK = 28, 69_206_528
+NORMS = 4 * 128
+"""Values of a block that are not in Linear layers."""
+
+
+def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
+    """Return the tokens of an image."""
+    return float(width // 16 * (height // 16) * frames)
+
+
+MEMORY = MemoryFacts(
+    values={"denoiser": 2_091_068_928, "text_encoder1": 596_049_920, "vae": 126_892_531},
+    largest_block=BLOCK,
+    largest_weight=2_048 * 8_192,
+    lora={"denoiser": 1_433_600, "text_encoder1": 630_784},
+    quantized={"denoiser": (BLOCKS * (BLOCK - NORMS), 1_283_072), "text_encoder1": (440_401_920, 344_064)},
+    swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
+    most_swapped=26,
+    units=tokens,
+    activations=Activations(
+        eager=Growing(3_600_000, 5e7),
+        compiled=Growing(3_000_000, 5e7),
+        checkpointed=Growing(275_000, 5e7),
+        compiled_checkpointed=Growing(275_000, 5e7),
+        left=0.2,
+    ),
+    encode=3_300,
+    caption=1e8,
+)

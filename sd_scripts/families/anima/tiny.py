@@ -1,0 +1,123 @@
+"""Anima in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
+
+Latents have the mean and variance of Qwen-Image's, and the last layer is fitted to random features, computed without
+attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.families.anima.adapter import AdapterParams
+from sd_scripts.families.anima.card import CARD
+from sd_scripts.families.anima.load import TEXT_ENCODER
+from sd_scripts.families.anima.model import AnimaParams, AnimaTransformer, Modulation
+from sd_scripts.families.anima.text import T5_TOKENIZER
+from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.qwen3 import qwen3
+from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
+from sd_scripts.library.diffusion.dit_layers import pack, timestep_embedding
+from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
+from sd_scripts.library.text.tokenizers import T5_ROWS
+from sd_scripts.testing import miniature
+from sd_scripts.testing.miniature import (
+    CONDITIONING,
+    Miniature,
+    fit_velocity,
+    images,
+    input_of,
+    randomize,
+    set_moments,
+    states_of,
+    t5_tokenizer,
+    without_attention,
+)
+
+PARAMS = AnimaParams(
+    width=64,
+    heads=2,
+    mlp_width=256,
+    modulation_width=16,
+    text_width=48,
+    blocks=5,  # with blocks_to_swap = 2, four take turns
+    adapter=AdapterParams(words=T5_ROWS, width=48, states_width=WIDTH, heads=3, mlp_width=96, blocks=2),
+)
+AUTOENCODER: dict[str, Any] = {
+    "base_dim": 16,
+    "dim_mult": [1, 1, 2, 2],
+    "num_res_blocks": 1,
+    "temperal_downsample": [False, True, True],
+}
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Create the three files of an Anima, the tokenizers next to them, and captioned images: a few MB, in seconds."""
+    tokenizer = qwen3_tokenizer()
+    made = miniature.write_miniature(CARD, folder, (tokenizer,), states_of(tiny_modules(len(tokenizer))))
+    t5_tokenizer().save_pretrained(folder / f"{made.checkpoint.stem}_tokenizers" / T5_TOKENIZER)
+    return made
+
+
+write_narrow = write_miniature
+"""Its blocks are equal, as Anima's are, so it needs the same number of compiled graphs."""
+
+
+@torch.no_grad()
+def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
+    transformer, vae = AnimaTransformer(PARAMS), AutoencoderKLQwenImage(**AUTOENCODER)
+    modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(normed=True, **tiny_config(vocabulary, 2)), VAE: vae}
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    _weaken_conditioning(transformer)
+    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
+    return modules
+
+
+def _weaken_conditioning(transformer: AnimaTransformer) -> None:
+    """Make tokens matter more than the timestep, and each part of a block add about half of its output: modulations
+    have no bias for that, so the gates of what all of them add read the mean of its inputs."""
+    for module in transformer.modules():
+        if isinstance(module, Modulation):
+            linear: Any = module[2]
+            linear.weight.mul_(CONDITIONING)
+    embedder: Any = transformer.t_embedder[1]
+    sinusoids = timestep_embedding(torch.linspace(0.05, 0.95, 16) / 1000, PARAMS.width)
+    mean = input_of(embedder.linear_2, lambda: embedder(sinusoids)).mean(0)
+    embedder.linear_2.weight.mul_(CONDITIONING)
+    embedder.linear_2.weight.view(3, PARAMS.width, PARAMS.width)[2] = 0.5 * mean / mean.square().sum()
+
+
+def _calibrate(vae: Any) -> Tensor:
+    """Give the latents of the drawn images the mean and deviation of Qwen-Image's, and a narrow distribution; return
+    them normalised, (12, 16, h, w)."""
+    mean = torch.tensor(vae.config.latents_mean)
+    std = torch.tensor(vae.config.latents_std)
+    pixels = images()[:, :, None]
+    moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
+    gain = 1 / moments.std((0, 2, 3, 4))
+    gain[: len(std)] *= std
+    set_moments(vae.quant_conv, moments, gain, mean)
+    latents = vae.encode(pixels).latent_dist.mode().squeeze(2)
+    return (latents - mean[:, None, None]) / std[:, None, None]
+
+
+def _fit(transformer: AnimaTransformer, latents: Tensor, generator: torch.Generator) -> None:
+    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
+    blocks: Any = transformer.blocks
+    outputs = [part.output_proj.weight for block in blocks for part in (block.self_attn, block.cross_attn)]
+    with without_attention(outputs, generator):
+        noise = torch.randn(latents.shape, generator=generator)
+        times = torch.sigmoid(torch.randn(len(latents), generator=generator))
+        text = torch.zeros(len(latents), 8, PARAMS.text_width)
+
+        def tokens(latents: Tensor) -> Tensor:
+            """Pack with the channels last, as the last layer's output has them."""
+            return pack(latents).unflatten(-1, (PARAMS.channels, -1)).transpose(-1, -2).flatten(-2)
+
+        fit_velocity(
+            transformer.final_layer.linear, latents, noise, times, lambda x: transformer(x, text, times), tokens
+        )
