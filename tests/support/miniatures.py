@@ -11,6 +11,7 @@ MINIATURES = {
     "flux": "flux_miniature",
     "flux_kontext": "kontext_miniature",
     "flux2": "flux2_miniature",
+    "krea2": "krea2_miniature",
     "chroma": "chroma_miniature",
     "qwen_image": "qwen_image_miniature",
     "qwen_image_edit": "edit_miniature",

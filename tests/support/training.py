@@ -50,6 +50,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
     **{family: {"t5xxl_max_token_length": 16, **RECOMMENDED} for family in ("flux", "flux_kontext")},
     "flux2": {"timestep_sampling": "flux2_shift"},
+    "krea2": {"timestep_sampling": "krea2_shift"},
     "chroma": {"t5xxl_max_token_length": 16, **CHROMA},
     **{family: {"timestep_sampling": "qwen_shift"} for family in ("qwen_image", "qwen_image_edit")},
     **{family: {"timestep_sampling": "shift"} for family in ("wan", "wan_5b")},
@@ -75,7 +76,16 @@ PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only":
 """A LoRA and embeddings."""
 
 GRAPHS = {
-    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "chroma": 2, "flux2": 2, "qwen_image": 1, "qwen_image_edit": 1},
+    **{
+        "sdxl": 9,
+        "flux": 2,
+        "flux_kontext": 2,
+        "chroma": 2,
+        "flux2": 2,
+        "krea2": 1,
+        "qwen_image": 1,
+        "qwen_image_edit": 1,
+    },
     **{"wan": 1, "wan_5b": 1, "hunyuan_video": 2, "framepack": 2},
 }
 """Of a compiled LoRA run on images of one size."""

@@ -1,0 +1,40 @@
+"""How much memory Krea 2 takes, as counted.
+
+Activations are not measured yet: they follow from FLUX.1's by the widths of the layers.
+"""
+
+from __future__ import annotations
+
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.options.spec import OptionValues
+
+BLOCKS, BLOCK, NOT_LINEAR = 28, 434_159_872, 49_408
+"""Blocks, values of one, and those of them that are not in Linear layers."""
+CAPTION = 128
+"""Tokens of a usual caption."""
+
+
+def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
+    """Return the tokens of image and text."""
+    return float(width // 16 * (height // 16) * frames + CAPTION)
+
+
+MEMORY = MemoryFacts(
+    values={"denoiser": 12_820_073_036, "text_encoder1": 3_921_534_720, "vae": 126_892_531},
+    largest_block=BLOCK,
+    largest_weight=6_144 * 16_384,
+    lora={"denoiser": 3_665_805, "text_encoder1": 2_007_040},
+    quantized={"denoiser": (BLOCKS * (BLOCK - NOT_LINEAR), 1_691_648), "text_encoder1": (3_532_390_400, 1_075_200)},
+    swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
+    most_swapped=26,
+    units=tokens,
+    activations=Activations(
+        eager=Growing(9_000_000, 5e7),
+        compiled=Growing(8_000_000, 5e7),
+        checkpointed=Growing(700_000, 5e7),
+        compiled_checkpointed=Growing(700_000, 5e7),
+        left=0.2,
+    ),
+    encode=3_300,
+    caption=1.64e8,
+)
