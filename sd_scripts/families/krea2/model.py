@@ -257,15 +257,20 @@ class Krea2Transformer(BlockTransformer):
         return self.txtmlp(x)
 
 
+def rope_widths(params: Krea2Params) -> tuple[int, int, int]:
+    """Return the rotary dimensions of a head for the three axes of positions: 32, 48, 48 of 128."""
+    side = params.head_width // 16 * 6
+    return params.head_width - 2 * side, side, side
+
+
 @cache  # recorded graphs read them, so none may be freed
 def rope_table(params: Krea2Params, grid: Grid, txt_tokens: int, device: torch.device) -> Rope:
     """Return the rotary table of the image row by row and then of the text; cached for each size.
 
-    The axes are a constant 0, row and column, with 32, 48 and 48 of a head's 128 dimensions; all of the text is at 0.
+    The axes are a constant 0, row and column; all of the text is at 0.
     """
     rows, columns = grid
     positions = torch.zeros(rows * columns + txt_tokens, 3, dtype=torch.float64)
     positions[: rows * columns, 1] = torch.arange(rows).repeat_interleave(columns)
     positions[: rows * columns, 2] = torch.arange(columns).repeat(rows)
-    side = params.head_width // 16 * 6
-    return rope_of(positions, (params.head_width - 2 * side, side, side), device, ROPE_BASE)
+    return rope_of(positions, rope_widths(params), device, ROPE_BASE)
