@@ -54,7 +54,7 @@ FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
 WAN_FAMILIES = tuple(card.name for card in cards() if card.trains("wan"))
 HUNYUAN_FAMILIES = tuple(card.name for card in cards() if card.trains("hunyuan_video"))
-FLOW_FAMILIES = (*FLUX_FAMILIES, "flux2", *QWEN_FAMILIES, *WAN_FAMILIES, *HUNYUAN_FAMILIES)
+FLOW_FAMILIES = (*FLUX_FAMILIES, "flux2", "krea2", *QWEN_FAMILIES, *WAN_FAMILIES, *HUNYUAN_FAMILIES)
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -353,6 +353,7 @@ def test_every_preset_has_a_description():
                 "SDXL ",
                 "FLUX.1 ",
                 "FLUX.2 klein ",
+                "Krea 2 ",
                 "Chroma ",
                 "Qwen-Image ",
                 "Qwen-Image-Edit ",
@@ -364,7 +365,8 @@ def test_every_preset_has_a_description():
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
         assert re.match(
-            r"(SDXL|Chroma|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.[12]|For|Train|A |Fine)", preset_words(path)
+            r"(SDXL|Chroma|Krea 2|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.[12]|For|Train|A |Fine)",
+            preset_words(path),
         ), path
 
 

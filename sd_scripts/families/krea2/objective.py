@@ -25,9 +25,10 @@ def krea2_shift(tokens: int) -> float:
 
 def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
     """Draw timesteps (B,) for images of this many tokens, by timestep_sampling."""
-    if options.timestep_sampling != "krea2_shift":
-        return draw_sigmas(count, options, tokens, generator)
-    return shifted(torch.sigmoid(options.sigmoid_scale * normal((count,), generator)), krea2_shift(tokens))
+    match options.timestep_sampling:
+        case "krea2_shift":
+            return shifted(torch.sigmoid(options.sigmoid_scale * normal((count,), generator)), krea2_shift(tokens))
+    return draw_sigmas(count, options, tokens, generator)
 
 
 step_inputs = partial(flow_inputs, draw=draw_timesteps)

@@ -15,7 +15,7 @@ SWAPPING = "only blocks_to_swap decides how blocks are swapped"
 NUM_LAYERS = "the number of blocks is read from the model's file"
 METADATA = "the metadata shows what was trained"
 TILES = "large and long clips are encoded and decoded in tiles without it"
-TURBO = "samples are made with the model that is trained; use its LoRA on Krea 2 Turbo with krea2_generate.py"
+TURBO = "samples are made with the model that is trained; generate images with the distilled one and the LoRA"
 COMPILE = "set compile and the options that begin with compile_"
 
 

@@ -60,7 +60,7 @@ CARD = FamilyCard(
     capabilities=frozenset({"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}),
     choices={"timestep_sampling": ("krea2_shift",)},
     notes={
-        "pretrained_model_name_or_path": f"Krea 2's ID is {HUB_MODEL}. Train Raw, and use the LoRA on Raw or Turbo.",
+        "pretrained_model_name_or_path": f"Krea 2's ID is {HUB_MODEL}. Train Raw, from which Turbo was distilled.",
         "vae": "Krea 2's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for "
         "a diffusers folder.",
         "timestep_sampling": "krea2_shift samples more noise for larger images, as Krea 2 was trained.",
