@@ -235,7 +235,7 @@ class Krea2Transformer(BlockTransformer):
         vec = self.tmlp(timestep_embedding(timesteps, self.params.time_channels).to(dtype))[:, None]
         mod = self.tproj(vec)
         # the order of image and text is free, as all text is at position 0; attention wants padding at the end
-        tokens = torch.cat((self.first(img.to(dtype)), self._fused(txt.to(dtype), txt_mask)), dim=1)
+        tokens = torch.cat((self.first(img.to(dtype)), self._text_tokens(txt.to(dtype), txt_mask)), dim=1)
         (x,) = with_gradients(tokens)
         rope = rope_table(self.params, grid, txt.shape[1], img.device)
         mask = None if txt_mask is None else padding_mask(F.pad(txt_mask, (img.shape[1], 0), value=True), dtype)
@@ -244,7 +244,7 @@ class Krea2Transformer(BlockTransformer):
             (x,) = self.run_block(block, (x,), mod, rope, mask)
         return self.last(x[:, : img.shape[1]], vec)
 
-    def _fused(self, txt: Tensor, txt_mask: Tensor | None) -> Tensor:
+    def _text_tokens(self, txt: Tensor, txt_mask: Tensor | None) -> Tensor:
         """(B, T, 12, C), mask (B, T) -> (B, T, W)."""
         batch = len(txt)
         (x,) = with_gradients(txt.flatten(0, 1))  # attention within each token

@@ -4,6 +4,7 @@ size."""
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +205,11 @@ def test_lora_adapts_every_linear_layer() -> None:
 # captions
 
 
-def test_the_prefix_has_34_tokens_and_the_suffix_5() -> None:
+def test_the_prefix_has_34_tokens_and_the_suffix_5(components: Components) -> None:
     tokenizer = shipped_qwen()
     assert len(tokenizer(PREFIX).input_ids) == 34
-    components: Any = type("Tokenizers", (), {"tokenizers": [tokenizer]})
-    ids, mask = tokenize(components, [Caption("a cat"), Caption("cat " * 600)], OPTIONS)[0].values()
+    full_size = replace(components, tokenizers=[tokenizer])
+    ids, mask = tokenize(full_size, [Caption("a cat"), Caption("cat " * 600)], OPTIONS)[0].values()
     assert ids[0, 34:41].tolist() == [64, 8251, 151645, 198, 151644, 77091, 198]
     assert mask.sum(1).tolist() == [41, 34 + LONGEST]
     assert ids[1, -5:].tolist() == [151645, 198, 151644, 77091, 198], "which a long caption keeps"

@@ -122,7 +122,7 @@ CARD = FamilyCard(
         hub_words=("krea-2", "krea2"),
         marks=tuple((key, None, ENCODER) for key in ENCODERS),
         recognise=recognise,
-        lora_marks=("attn_wq", "attn.wq", "txtfusion", "text_fusion", "attn.to_gate"),
+        lora_marks=("attn_wq", "attn.wq", "txtfusion", "text_fusion", "attn.to_gate."),
         pipelines=(("Krea2", "krea2", "Krea 2 diffusers folder"),),
         widths=((ENCODER, "embed_tokens.weight", 1, 2560, ENCODER_4B),),
     ),
