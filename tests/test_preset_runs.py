@@ -47,7 +47,7 @@ def ways(preset: Path) -> set[tuple[str, object]]:
 
 
 SECONDS = {
-    **{"sdxl": 3, "flux": 1, "flux_kontext": 1, "chroma": 1, "flux2": 2, "anima": 1, "z_image": 1},
+    **{"sdxl": 3, "flux": 1, "flux_kontext": 1, "chroma": 1, "flux2": 2, "anima": 1, "krea2": 2, "z_image": 1},
     **{"qwen_image": 2, "qwen_image_edit": 2, "wan": 2, "wan_5b": 2, "hunyuan_video": 2, "framepack": 2},
 }
 """Duration of a run of each family, relative to FLUX.1's."""

@@ -17,7 +17,7 @@ from tests.support.gui import settings_in
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))
-FLUX = [preset for preset in PRESETS if preset.stem.startswith(("flux_", "flux2_", "chroma_", "z_image_"))]
+FLUX = [preset for preset in PRESETS if preset.stem.startswith(("flux_", "flux2_", "krea2_", "chroma_", "z_image_"))]
 QWEN_IMAGE = [preset for preset in PRESETS if preset.stem.startswith("qwen_image_")]
 WAN = [preset for preset in PRESETS if preset.stem.startswith("wan_")]
 HUNYUAN = [preset for preset in PRESETS if preset.stem.startswith(("hunyuan_video_", "framepack_"))]
@@ -56,6 +56,7 @@ def test_every_tab_has_presets_of_its_own():
             "chroma",
             "flux2",
             "z_image",
+            "krea2",
             "qwen_image",
             "qwen_image_edit",
             "wan",

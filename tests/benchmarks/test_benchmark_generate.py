@@ -14,7 +14,8 @@ from sd_scripts.settings.generate_settings import prompts_of, read_command_line,
 from sd_scripts.tools.timed_run import GIB
 
 OF_IMAGES = {"sdxl": "miniature", "flux": "flux_miniature", "qwen_image": "qwen_image_miniature"}
-FIXTURES = OF_IMAGES | {name: f"{name}_miniature" for name in ("chroma", "flux2", "z_image", "wan", "hunyuan_video")}
+OF_FAMILIES = ("chroma", "flux2", "krea2", "z_image", "wan", "hunyuan_video")
+FIXTURES = OF_IMAGES | {name: f"{name}_miniature" for name in OF_FAMILIES}
 
 pytestmark = [
     pytest.mark.run,

@@ -20,7 +20,11 @@ def whole() -> Any:
     return Qwen3ForCausalLM(Qwen3Config(**tiny_config(50, LAYERS))).eval()
 
 
-@pytest.mark.parametrize("prefix", ["model.", "", "model.language_model."], ids=["Qwen3", "no prefix", "Qwen3-VL"])
+@pytest.mark.parametrize(
+    "prefix",
+    ["model.", "", "model.language_model.", "language_model."],
+    ids=["Qwen3", "no prefix", "Qwen3-VL", "Qwen3-VL without its head"],
+)
 @pytest.mark.parametrize(
     ("last", "numbers"), [(3, (3,)), (3, (1, 2, 3)), (None, (4,))], ids=["one", "several", "the normed one"]
 )

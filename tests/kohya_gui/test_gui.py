@@ -54,7 +54,7 @@ FLUX_FAMILIES = tuple(card.name for card in cards() if card.trains("flux"))
 QWEN_FAMILIES = tuple(card.name for card in cards() if card.trains("qwen_image"))
 WAN_FAMILIES = tuple(card.name for card in cards() if card.trains("wan"))
 HUNYUAN_FAMILIES = tuple(card.name for card in cards() if card.trains("hunyuan_video"))
-FLOW_FAMILIES = (*FLUX_FAMILIES, "flux2", "anima", *QWEN_FAMILIES, "z_image", *WAN_FAMILIES, *HUNYUAN_FAMILIES)
+FLOW_FAMILIES = (*FLUX_FAMILIES, "flux2", "anima", "krea2", *QWEN_FAMILIES, "z_image", *WAN_FAMILIES, *HUNYUAN_FAMILIES)
 COMPILE = [o.name for o in each_option(CompileOptions)]
 MORE = [o.name for o in each_option(CompileMoreOptions)]
 
@@ -354,6 +354,7 @@ def test_every_preset_has_a_description():
                 "FLUX.1 ",
                 "FLUX.2 klein ",
                 "Anima ",
+                "Krea 2 ",
                 "Chroma ",
                 "Z-Image ",
                 "Qwen-Image ",
@@ -366,7 +367,7 @@ def test_every_preset_has_a_description():
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         assert preset_words(path) == " ".join(comments)
         assert re.match(
-            r"(SDXL|Anima|Chroma|Z-Image|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.[12]|For|Train|A |Fine)",
+            r"(SDXL|Anima|Chroma|Krea 2|Z-Image|Qwen-Image|Wan|HunyuanVideo|FramePack|FLUX\.[12]|For|Train|A |Fine)",
             preset_words(path),
         ), path
 

@@ -83,7 +83,7 @@ def test_a_familys_note_applies_to_derived_families_without_their_own() -> None:
         ("chroma",),
         ("flux2",),
     ]
-    assert whom["vae"][:4] == [("sdxl",), ("flux2",), ("anima",), ("qwen_image", "qwen_image_edit")]
+    assert whom["vae"][:5] == [("sdxl",), ("flux2",), ("anima",), ("krea2",), ("qwen_image", "qwen_image_edit")]
     assert {("flux",), ("flux_kontext",)} < dict(noted["pretrained_model_name_or_path"]).keys()
     assert [families for families, _ in OPTIONS["blocks_to_swap"].family_notes] == [("sdxl",)]  # as SDXL has it
 

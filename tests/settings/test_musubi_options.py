@@ -181,6 +181,13 @@ def test_musubi_generating_commands_work_here() -> None:
         [],
     )
     assert read_generate("qwen_image", "--guidance_scale", "4.5")[0] == {"scale": 4.5}
+    turbo = "--mu 1.15 --num-images 2 --steps 8 --guidance_scale 1"
+    assert read_generate("krea2", *turbo.split()) == (
+        {"shift": 3.15819, "images_per_prompt": 2, "steps": 8, "scale": 1.0},
+        [],
+        [],
+    )
+    assert read_generate("krea2", "--mu", "a")[2] == ["mu: needs a number, the logarithm of the shift"]
     assert read_generate("flux", "--guidance_scale", "4.5")[0] == {"guidance": 4.5}
     assert read_generate("flux_kontext", "--resize_control_to_official_size")[0] == {"control_resolution": "1024"}
 

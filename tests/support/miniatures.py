@@ -11,6 +11,7 @@ MINIATURES = {
     "flux": "flux_miniature",
     "flux_kontext": "kontext_miniature",
     "flux2": "flux2_miniature",
+    "krea2": "krea2_miniature",
     "chroma": "chroma_miniature",
     "z_image": "z_image_miniature",
     "anima": "anima_miniature",

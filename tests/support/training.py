@@ -52,6 +52,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "flux2": {"timestep_sampling": "flux2_shift"},
     "z_image": {"timestep_sampling": "shift", "discrete_flow_shift": 2.0},
     "anima": {"timestep_sampling": "sigmoid"},
+    "krea2": {"timestep_sampling": "krea2_shift"},
     "chroma": {"t5xxl_max_token_length": 16, **CHROMA},
     **{family: {"timestep_sampling": "qwen_shift"} for family in ("qwen_image", "qwen_image_edit")},
     **{family: {"timestep_sampling": "shift"} for family in ("wan", "wan_5b")},
@@ -77,7 +78,7 @@ PIVOTAL: dict[str, Any] = {**ALONE, "network_dim": 2, "network_train_unet_only":
 """A LoRA and embeddings."""
 
 GRAPHS = {
-    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "chroma": 2, "flux2": 2, "anima": 1, "z_image": 2},
+    **{"sdxl": 9, "flux": 2, "flux_kontext": 2, "chroma": 2, "flux2": 2, "anima": 1, "krea2": 1, "z_image": 2},
     **{"qwen_image": 1, "qwen_image_edit": 1, "wan": 1, "wan_5b": 1, "hunyuan_video": 2, "framepack": 2},
 }
 """Of a compiled LoRA run on images of one size."""

@@ -66,6 +66,7 @@ def test_a_model_trained_from_a_file_names_its_family_and_purpose(trained: Run) 
         "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers", "text-to-image"),
         "flux2": ("black-forest-labs/FLUX.2-klein-base-4B", "image-to-image"),
         "z_image": ("Tongyi-MAI/Z-Image", "text-to-image"),
+        "krea2": ("krea/Krea-2-Raw", "text-to-image"),
         "qwen_image": ("Qwen/Qwen-Image", "text-to-image"),
         "qwen_image_edit": ("Qwen/Qwen-Image-Edit-2509", "image-to-image"),
         "wan": ("Wan-AI/Wan2.1-T2V-14B-Diffusers", "text-to-image"),

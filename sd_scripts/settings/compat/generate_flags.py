@@ -1,7 +1,8 @@
 """Translates flags that sd-scripts and musubi-tuner have for generating, so that their commands run here."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.options.generating.prompt_lines import CONTROLS
 from sd_scripts.options.spec import OptionGroup, Remark, declared_options, option, switch, truth
 from sd_scripts.settings.compat.flags import name_of, refused, unused
-from sd_scripts.settings.compat.musubi import ATTENTION, IN_DTYPE, NUM_LAYERS, TILES
+from sd_scripts.settings.compat.musubi import ATTENTION, IN_DTYPE, NUM_LAYERS, SWAPPING, TILES
 from sd_scripts.settings.settings import Problem
 
 ALIASES = {
@@ -19,6 +20,7 @@ ALIASES = {
     **dict.fromkeys(("network_weights", "lora_weight"), "lora_weights"),
     **dict.fromkeys(("network_mul", "lora_multipliers"), "lora_multiplier"),
     **{"from_file": "prompt_file", "W": "width", "H": "height", "cfg_scale": "scale", "seed": "image_seed"},
+    **dict.fromkeys(("num-images", "num_images"), "images_per_prompt"),
     **{"infer_steps": "steps", "embedded_cfg_scale": "guidance", "video_length": "frames"},
     "disable_numpy_memmap": "disable_mmap_load_safetensors",
 }
@@ -28,6 +30,7 @@ WHOLE = "images are decoded whole, one at a time"
 ADAPTERS = "all kinds of adapters are read unchanged"
 LAYERED = "Layered models are not supported"
 ALL_LAYERS = "all layers of an adapter are applied; leave it out"
+SLOPE = "the shift follows from the size of the image as the model was trained; leave it out"
 MASKS = "masks are not supported; leave it out"
 
 
@@ -52,11 +55,14 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     device: list[str] = unused("the GPU is used if there is one; CUDA_VISIBLE_DEVICES chooses among several", [])
     attn_mode: list[str] = unused(ATTENTION, [])
     xformers: bool = unused(ATTENTION)
+    split_attn: bool = unused(ATTENTION)
     sdpa: bool = switch("Attention is always PyTorch's.")
     use_32bit_attention: bool = unused(IN_DTYPE)
     text_encoder_cpu: bool = unused("the text encoders compute on the GPU only if they fit there")
     offload: bool = unused("components are loaded one at a time")
     use_pinned_memory_for_block_swap: bool = unused("swapped blocks are always in pinned memory")
+    block_swap_h2d_only: bool = unused(SWAPPING)
+    block_swap_ring_size: list[str] = unused(SWAPPING, [])
     vae_enable_tiling: bool = unused(WHOLE)
     vae_tiling: bool = unused(TILES)
     vae_chunk_size: list[str] = unused(TILES, [])
@@ -82,6 +88,9 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     flow_shift: list[str] = refused(
         "is not supported, since the shift follows from the size of the image; leave it out", []
     )
+    mu: list[str] = refused("is not supported, since the shift follows from the size of the image; leave it out", [])
+    y1: list[str] = refused(SLOPE, [])
+    y2: list[str] = refused(SLOPE, [])
     interactive: bool = refused("is not supported; use the tab Generate, or --resident")
     force_v2_1_time_embedding: bool = unused("all frames of a clip share one timestep anyway")
     lazy_loading: bool = unused("components are loaded one at a time")
@@ -137,9 +146,11 @@ def translate(flags: Mapping[str, Any], card: FamilyCard) -> Translated:
         if name in ("image_size", "video_size"):
             _set_size(name, value, made)
         elif name == "guidance_scale":
-            made.values = {"scale": float(value[0]) + 1 - card.no_guidance, **made.values}
+            _set_number(name, "scale", value, lambda guidance: guidance + 1 - card.no_guidance, made)
         elif name == "flow_shift" and card.has("flow_shift"):
             made.values = {"shift": value[0], **made.values} if value else made.values
+        elif name == "mu" and card.has("flow_shift"):
+            _set_number(name, "shift", value, math.exp, made)
         elif flag.not_yet:
             made.remarks.append(Remark(name, f"has no effect: {flag.not_yet}"))
         elif name == "output_type" and value == ["video" if card.has("clips") else "images"]:
@@ -162,6 +173,14 @@ def _as_here(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("dtype") in DTYPES:
         values["dtype"] = DTYPES[values["dtype"]]
     return values
+
+
+def _set_number(name: str, ours: str, words: list[str], convert: Callable[[float], float], made: Translated) -> None:
+    """Set our option from the number that a flag of another program gives."""
+    try:
+        made.values = {ours: f"{convert(float(words[0])):.6g}", **made.values}
+    except (IndexError, ValueError, OverflowError):
+        made.problems.append(Problem((name,), "needs one number"))
 
 
 def _set_size(name: str, words: list[str], made: Translated) -> None:

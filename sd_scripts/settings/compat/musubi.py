@@ -16,6 +16,7 @@ SWAPPING = "only blocks_to_swap decides how blocks are swapped"
 NUM_LAYERS = "the number of blocks is read from the model's file"
 METADATA = "the metadata shows what was trained"
 TILES = "large and long clips are encoded and decoded in tiles without it"
+TURBO = "samples are made with the model that is trained; generate images with the distilled one and the LoRA"
 COMPILE = "set compile and the options that begin with compile_"
 
 
@@ -54,6 +55,8 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
     num_layers: int | None = unused(NUM_LAYERS, None, within=(1, 1000))
     metadata_reso: str | None = unused(METADATA, None)
     metadata_arch: str | None = unused(METADATA, None)
+    turbo_dit: str | None = unused(TURBO, None)
+    turbo_dit_cache: bool = unused(TURBO)
     num_timestep_buckets: int | None = unused("timesteps are drawn independently", None, within=(0, 10_000))
     fp8_text_encoder: bool = name_of("quantize_text_encoders", "fp8")
     fp8_t5: bool = name_of("quantize_text_encoders", "fp8")

@@ -36,6 +36,10 @@ class EncoderFileOptions(OptionGroup, title="Text encoders"):
     t5xxl_save_to: str | None = path_option("File to write for t5xxl, .safetensors.")
     qwen3: str | None = path_option("File of the Qwen3 text encoder to merge its LoRA layers into.")
     qwen3_save_to: str | None = path_option("File to write for qwen3, .safetensors.")
+    qwen3_vl: str | None = path_option(
+        "File of Krea 2's Qwen3-VL text encoder with its vision tower to merge its LoRA layers into."
+    )
+    qwen3_vl_save_to: str | None = path_option("File to write for qwen3_vl, .safetensors.")
     text_encoder: str | None = path_option(
         "File of the Qwen2.5-VL-7B text encoder with its vision tower to merge its LoRA layers into."
     )
@@ -56,7 +60,7 @@ class EncoderFileOptions(OptionGroup, title="Text encoders"):
                 yield name, f"not set, while {name}_save_to is"
 
 
-ENCODER_FILES = ("clip_l", "t5xxl", "qwen3", "text_encoder", "t5", "text_encoder1", "text_encoder2")
+ENCODER_FILES = ("clip_l", "t5xxl", "qwen3", "qwen3_vl", "text_encoder", "t5", "text_encoder1", "text_encoder2")
 """Options of EncoderFileOptions that name a file to read."""
 
 

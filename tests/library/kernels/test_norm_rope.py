@@ -44,15 +44,15 @@ def test_the_operator_that_kernels_implement_has_the_gradients_of_the_plain_form
     rows = [torch.randn(2, tokens, 3 * 6 * 8) for tokens in (5, 4)]
     parts = [x[..., 48:96].unflatten(-1, (6, 8)).detach() for x in rows]
     scales = [1 + 0.1 * torch.randn(8) for _ in parts]
-    rope = rope_of(torch.rand(9, 1).double(), (8,), torch.device("cpu"))
+    rope, eps = rope_of(torch.rand(9, 1).double(), (8,), torch.device("cpu")), 0.1
     results = []
     for operator in (False, True):
         inputs = [x.clone().requires_grad_() for x in parts]
         if operator:
             run = torch.ops.sd_scripts.norm_rope
-            found = (torch.compile(run, backend=backend) if backend else run)(inputs, scales, *rope, 1e-5)
+            found = (torch.compile(run, backend=backend) if backend else run)(inputs, scales, *rope, eps)
         else:
-            found = normed_and_rotated(inputs, scales, rope, 1e-5)
+            found = normed_and_rotated(inputs, scales, rope, eps)
         found.square().cumsum(1).sum().backward()
         results.append((found, *[x.grad for x in inputs]))
     for ours, theirs in zip(*results, strict=True):

@@ -37,7 +37,7 @@ QWEN3 = TokenizerKind(
 def language_layers(file: State, last: int | None = None) -> State:
     """Return the embedding and the first `last` layers or, by default, all of them and the final norm, under
     Qwen3Model's names: without an output layer and, from a Qwen3-VL, without the vision tower."""
-    file = {re.sub(r"^model\.(language_model\.)?", "", key): tensor for key, tensor in file.items()}
+    file = {re.sub(r"^(model\.)?(language_model\.)?", "", key): tensor for key, tensor in file.items()}
     return {
         key: tensor
         for key, tensor in file.items()

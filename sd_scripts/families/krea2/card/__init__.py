@@ -1,0 +1,131 @@
+"""Krea 2, as the page, the options and the file recognition see it."""
+
+from functools import partial
+
+from sd_scripts.families.cards.family_card import (
+    DENOISER,
+    VAE,
+    ComponentCard,
+    FamilyCard,
+    FilesCard,
+    FirstLayer,
+    HubCard,
+    PageCard,
+    PlanCard,
+    RecognitionCard,
+)
+from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.krea2.card.hub_files import FILES
+from sd_scripts.families.krea2.card.memory_facts import MEMORY
+from sd_scripts.families.krea2.card.options import RECOMMENDED, Krea2ModelOptions
+from sd_scripts.families.krea2.card.speeds import GRAPHS
+from sd_scripts.formats.models.safetensors_header import Header
+from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+
+HUB_MODEL = "krea/Krea-2-Raw"
+LONGEST = 512
+"""Tokens of caption and suffix; longer captions are truncated."""
+PREFIXES = ("", "model.diffusion_model.")
+TRANSFORMERS = ("txtfusion.projector.weight", "text_fusion.projector.weight")
+"""Keys of a transformer of this kind, in the original layout and in diffusers'."""
+INPUTS = ("first.weight", "img_in.weight")
+QWEN3_VL = "visual.deepstack_merger_list.0.norm.weight"
+"""A key of its vision tower: its language model has the keys of a Qwen3."""
+ENCODERS = (QWEN3_VL, f"model.{QWEN3_VL}")
+ENCODER, ENCODER_4B = "Qwen3-VL text encoder", "Qwen3-VL-4B text encoder"
+VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
+"""Keys of the VAE in ComfyUI's files and in diffusers'."""
+AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
+
+
+def recognise(header: Header) -> tuple[str | None, str] | None:
+    """Return (family, variant) of a file with a transformer of this kind; None for any other file. Raw and Turbo have
+    the same tensors."""
+    if not any(prefix + key in header.shapes for prefix in PREFIXES for key in TRANSFORMERS):
+        return None
+    if any("quant_state.bitsandbytes" in key for key in header.shapes):
+        return None, "Krea 2 in 4 bits"
+    return CARD.name, CARD.title
+
+
+CARD = FamilyCard(
+    name="krea2",
+    title="Krea 2",
+    order=3,
+    scripts={"lora": "krea2_train_network.py", "full": "krea2_train.py", "generate": "krea2_generate.py"},
+    groups=(Krea2ModelOptions, FlowOptions, MemoryOptions),
+    capabilities=frozenset({"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}),
+    choices={"timestep_sampling": ("krea2_shift",)},
+    notes={
+        "pretrained_model_name_or_path": f"Krea 2's ID is {HUB_MODEL}. Train Raw, from which Turbo was distilled.",
+        "vae": "Krea 2's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for "
+        "a diffusers folder.",
+        "timestep_sampling": "krea2_shift samples more noise for larger images, as Krea 2 was trained.",
+        "shift": "For Krea 2 Turbo set 3.16 at every size.",
+        "network_args": "Krea 2: exclude_patterns and include_patterns, lists of regular expressions: layers that are "
+        "not adapted, and exceptions to them.",
+        "blocks_to_swap": "Krea 2 takes up to 26, and each saves about 0.9 GB of GPU memory.",
+        "equal_token_buckets": "All buckets of Krea 2 then share one graph for each length of captions.",
+    },
+    page=PageCard(
+        recommended=RECOMMENDED,
+        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        model_panel=("qwen3_vl",),
+        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
+        demo=RECOMMENDED,
+    ),
+    files=FilesCard(
+        components=(
+            ComponentCard(
+                name=DENOISER,
+                kind="Krea 2 transformer",
+                folder="transformer",
+                prefixes=PREFIXES,
+                signature_keys=TRANSFORMERS,
+                first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Krea 2 model"),
+            ),
+            ComponentCard(
+                name="text_encoder1",
+                option="qwen3_vl",
+                kind="Qwen3-VL text encoder",
+                title="the Qwen3-VL-4B text encoder",
+                folder="text_encoder",
+                fitting=(ENCODER_4B, ENCODER),
+                prefixes=("", "text_encoders.qwen3vl_4b.transformer."),
+                signature_keys=ENCODERS,
+            ),
+            ComponentCard(
+                name=VAE,
+                option="vae",
+                kind="VAE",
+                title="Qwen-Image's VAE",
+                folder="vae",
+                fitting=(AUTOENCODER,),
+                prefixes=("", "vae."),
+                signature_keys=VAES,
+            ),
+        ),
+        base_file="a Krea 2 file",
+        base_model="a Krea 2 transformer",
+    ),
+    network_modules=("networks.lora", "networks.lora_krea2"),
+    network_rules=partial(read_rules, title="Krea 2"),
+    side_multiple=16,
+    token_multiple=16,
+    text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
+    plan=PlanCard(graphs=GRAPHS, memory=MEMORY),
+    sample_defaults=SamplePrompt(width=1024, height=1024, steps=28, scale=5.5),
+    recognition=RecognitionCard(
+        hub_words=("krea-2", "krea2"),
+        marks=tuple((key, None, ENCODER) for key in ENCODERS),
+        recognise=recognise,
+        lora_marks=("attn_wq", "attn.wq", "txtfusion", "text_fusion", "attn.to_gate."),
+        pipelines=(("Krea2", "krea2", "Krea 2 diffusers folder"),),
+        widths=((ENCODER, "embed_tokens.weight", 1, 2560, ENCODER_4B),),
+    ),
+    hub=HubCard(model=HUB_MODEL, tags=("krea-2",), files=FILES),
+    aliases={"text_encoder": "qwen3_vl"},
+)

@@ -1,0 +1,41 @@
+"""How much memory Krea 2 takes, as counted.
+
+Activations are not measured yet. The tensors that a block's backward keeps are counted, which gives FLUX.1's measured
+bytes to 1%; what compiling and checkpointing change follows from FLUX.1's.
+"""
+
+from __future__ import annotations
+
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.options.spec import OptionValues
+
+BLOCKS, BLOCK, NOT_LINEAR = 28, 434_159_872, 49_408
+"""Blocks, values of one, and those of them that are not in Linear layers."""
+CAPTION = 128
+"""Tokens of a usual caption."""
+
+
+def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
+    """Return the tokens of image and text."""
+    return float(width // 16 * (height // 16) * frames + CAPTION)
+
+
+MEMORY = MemoryFacts(
+    values={"denoiser": 12_820_073_036, "text_encoder1": 3_921_534_720, "vae": 126_892_531},
+    largest_block=BLOCK,
+    largest_weight=6_144 * 16_384,
+    lora={"denoiser": 3_665_805, "text_encoder1": 2_007_040},
+    quantized={"denoiser": (BLOCKS * (BLOCK - NOT_LINEAR), 1_691_648), "text_encoder1": (3_532_390_400, 1_075_200)},
+    swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
+    most_swapped=26,
+    units=tokens,
+    activations=Activations(
+        eager=Growing(8_260_000, 5.1e8),  # with the text fusion
+        compiled=Growing(7_600_000, 5.1e8),
+        checkpointed=Growing(700_000, 2.8e8),
+        compiled_checkpointed=Growing(700_000, 2.8e8),
+        left=0.2,
+    ),
+    encode=3_300,
+    caption=1.64e8,
+)

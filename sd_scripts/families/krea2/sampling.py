@@ -1,0 +1,63 @@
+"""Sample Krea 2 images."""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
+from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
+from sd_scripts.families.krea2.model import Krea2Transformer
+from sd_scripts.families.krea2.objective import krea2_shift, predict
+from sd_scripts.families.krea2.text import OUTPUTS, pad_text
+from sd_scripts.families.krea2.vae import decode_latents, encode_images
+from sd_scripts.library.diffusion.dit_layers import grid_of
+from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
+from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.settings.settings import Settings
+
+
+def sample_batch(
+    components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
+) -> list[Media]:
+    """Generate images that differ in their seeds alone, as sample_flow does. Captions are read one at a time, since
+    their lengths differ."""
+    prompt, images = prompts[0], len(prompts)
+    transformer = cast(Krea2Transformer, components.denoiser)
+
+    def velocity_of(_: list[Tensor]) -> Velocity:
+        captions = [
+            {name: each.expand(images, *each.shape[1:]) for name, each in padded.items()}
+            for caption in OUTPUTS.each(text, transformer.device)
+            for padded in (pad_text(caption, settings[CompileOptions]),)
+        ]
+
+        def velocity(latents: Tensor, t: Tensor) -> Tensor:
+            predicted = [predict(transformer, latents, t.expand(images), caption) for caption in captions]
+            return apply_guidance(torch.cat(predicted), prompt.scale, images)
+
+        return velocity
+
+    return sample_flow(
+        components,
+        prompts,
+        card_of(settings.script.family),
+        control_rules(settings.values().get),
+        encode=encode_images,
+        decode=decode_latents,
+        sigmas_of=lambda noise: sampling_sigmas(
+            prompt.steps, prompt.flow_shift or krea2_shift(math.prod(grid_of(noise)))
+        ),
+        velocity_of=velocity_of,
+    )
+
+
+sample = one_of(sample_batch)
