@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.full_size import full_size
-from benchmarks.full_size.weights import operations_per_image
+from benchmarks.full_size.common.weights import operations_per_image
 from benchmarks.observed_run import ObservedRun, ObservedRunning, launch_processes, observed_run
 from benchmarks.side_by_side import supported, time_in_turns
 from sd_scripts.data.plan.blueprint import parse_resolution

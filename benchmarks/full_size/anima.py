@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.full_size.rows import CHECKPOINTING, COMPILED, FUSED, GRAPHS, UNRECORDED
-from benchmarks.full_size.weights import random_weights, unknown
+from benchmarks.full_size.common.rows import CHECKPOINTING, COMPILED, FUSED, GRAPHS, UNRECORDED
+from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.anima.card import CARD
 from sd_scripts.families.anima.full_size import modules as modules
 from sd_scripts.families.anima.model import TEXT_ROWS, AnimaParams

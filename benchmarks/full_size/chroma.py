@@ -4,10 +4,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from benchmarks.full_size.common.weights import random_weights, unknown
 from benchmarks.full_size.flux import OPTIONS as FLUX_OPTIONS
 from benchmarks.full_size.flux import QUIET
 from benchmarks.full_size.flux import ROWS as ROWS
-from benchmarks.full_size.weights import random_weights, unknown
 from sd_scripts.families.chroma.card import CARD
 from sd_scripts.families.chroma.full_size import modules as modules
 from sd_scripts.families.common.components import DENOISER

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.full_size.rows import (
+from benchmarks.full_size.common.rows import (
     ADAFACTOR,
     ADAPTERS,
     AUTOTUNED,
@@ -16,7 +16,7 @@ from benchmarks.full_size.rows import (
     QUANTIZED,
     UNRECORDED,
 )
-from benchmarks.full_size.weights import random_weights, unknown
+from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.full_size import modules

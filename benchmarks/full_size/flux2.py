@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.full_size.rows import CHECKPOINTING, COMPILED, FUSED, GRAPHS, UNRECORDED
-from benchmarks.full_size.weights import random_weights, unknown
+from benchmarks.full_size.common.rows import CHECKPOINTING, COMPILED, FUSED, GRAPHS, UNRECORDED
+from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.flux2.card import CARD
 from sd_scripts.families.flux2.full_size import modules as modules

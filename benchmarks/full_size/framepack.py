@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.full_size import hunyuan_video
+from benchmarks.full_size.common.weights import random_weights, unknown
 from benchmarks.full_size.hunyuan_video import OPTIONS as OPTIONS
 from benchmarks.full_size.hunyuan_video import QUIET
 from benchmarks.full_size.hunyuan_video import ROWS as ROWS
-from benchmarks.full_size.weights import random_weights, unknown
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.framepack.card.memory_facts import IMAGE
 from sd_scripts.families.framepack.full_size import SIGLIP, modules

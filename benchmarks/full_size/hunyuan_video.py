@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.full_size.rows import video_options, video_rows
-from benchmarks.full_size.vocabulary import save_tokenizer
-from benchmarks.full_size.weights import random_weights, unknown
+from benchmarks.full_size.common.rows import video_options, video_rows
+from benchmarks.full_size.common.vocabulary import save_tokenizer
+from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.full_size.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
-from benchmarks.full_size.weights import random_weights, unknown
+from benchmarks.full_size.common.rows import ADAFACTOR, CHECKPOINTING, COMPILED, FUSED, GRAPHS
+from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.krea2.card import CARD, ENCODERS
 from sd_scripts.families.krea2.card.memory_facts import CAPTION

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from benchmarks.full_size import qwen_image as base
+from benchmarks.full_size.common.weights import random_weights
 from benchmarks.full_size.qwen_image import OPTIONS as OPTIONS
 from benchmarks.full_size.qwen_image import ROWS as ROWS
-from benchmarks.full_size.weights import random_weights
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image_edit.full_size import modules
 from sd_scripts.families.qwen_image_edit.load import VISUAL

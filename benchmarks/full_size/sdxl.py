@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.full_size.rows import (
+from benchmarks.full_size.common.rows import (
     ADAFACTOR,
     ADAPTERS,
     AUTOTUNED,
@@ -16,7 +16,7 @@ from benchmarks.full_size.rows import (
     QUANTIZED,
     UNRECORDED,
 )
-from benchmarks.full_size.weights import random_weights, unknown
+from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.sdxl.full_size import modules
 from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.library.files.safetensors_io import save_model

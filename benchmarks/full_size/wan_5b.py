@@ -5,10 +5,10 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from benchmarks.full_size import wan
+from benchmarks.full_size.common.weights import unknown
 from benchmarks.full_size.wan import LAYERS
 from benchmarks.full_size.wan import OPTIONS as OPTIONS
 from benchmarks.full_size.wan import SHORT_ENCODER as SHORT_ENCODER
-from benchmarks.full_size.weights import unknown
 from sd_scripts.families.wan.card import LONGEST
 from sd_scripts.families.wan.full_size import UMT5
 from sd_scripts.families.wan_5b.full_size import PARAMS, modules

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks import buckets as benchmark_buckets
 from benchmarks import presets as measure_presets
 from benchmarks.full_size import full_size
-from benchmarks.full_size.weights import BRANCH_GAINS, operations_per_image, random_weights, unknown
+from benchmarks.full_size.common.weights import BRANCH_GAINS, operations_per_image, random_weights, unknown
 from benchmarks.observed_run import launch_processes
 from benchmarks.side_by_side import supported
 from benchmarks.steps import COMMON, GIB, HEADINGS, WARM_UP, ObservedRun, curve_table, main, table
