@@ -386,25 +386,28 @@ class Form:
         switches = [family, *(self.controls[name] for name in names if name not in follows)]
         show = f"(...now) => Forms.now('{self.tab}', ...now)"
         gr.on([c.change for c in switches], None, decisive, js=show, **QUIET)  # type: ignore[attr-defined]
-        for advice, row, button in self.advice:
-            self._connect_advice(advice, row, button)
+        if self.advice:
+            self._connect_advice()
 
-    def _connect_advice(self, advice: Advice, row: gr.Row, button: gr.Button) -> None:
+    def _connect_advice(self) -> None:
+        about = {name: self.controls[name] for advice, _, _ in self.advice for name in advice.about}
+        rows = [row for _, row, _ in self.advice]
+        after_changes(about.values(), lambda data: self.advised(self.read(data, about)), set(about.values()), rows)
+        for advice, _, button in self.advice:
+            self._connect_button(advice, button)
+
+    def _connect_button(self, advice: Advice, button: gr.Button) -> None:
         about = {name: self.controls[name] for name in advice.about}
-
-        def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            return {row: gr.update(visible=advice.wanted(self._seen(self.read(data, about))))}
 
         def take(data: dict[Any, Any]) -> dict[Any, Any]:
             good = advice.good(self._seen(self.read(data, about)))
             return {about[name]: shown(self.options[name], value) for name, value in good.items()}
 
-        after_changes(about.values(), show, set(about.values()), row)
         self.write_events.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
 
 
 def after_changes(
-    controls: Iterable[Any], look: Callable[..., Any], inputs: Collection[Any], output: gr.HTML | gr.Row
+    controls: Iterable[Any], look: Callable[..., Any], inputs: Collection[Any], output: gr.HTML | list[gr.Row]
 ) -> None:
     """Call `look` when one of the controls has changed; several changes together cause one call, after the last.
 

@@ -1387,7 +1387,7 @@ def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(w
     """Gradio looks through the whole page for each control that shows progress, and for each listener of an event."""
     events = whole_page.get_config_file()["dependencies"]
     assert all(event["show_progress_on"] is not None for event in events if event["backend_fn"])
-    most = 300 + 10 * len(cards())  # each family has files and options of its own
+    most = 240 + 8 * len(cards())  # each family has files and options of its own
     assert sum(len(event["targets"]) for event in events if event["trigger_after"] is None) < most
     assert max(len(event["show_progress_on"] or []) for event in events) <= 1
 
