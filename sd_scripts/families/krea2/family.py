@@ -10,7 +10,7 @@ from sd_scripts.families.krea2.load import BLOCK_LISTS, LAYOUTS, problems
 from sd_scripts.families.krea2.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.krea2.objective import loss, step_inputs
 from sd_scripts.families.krea2.sampling import prompt_captions, sample, sample_batch
-from sd_scripts.families.krea2.text import OUTPUTS, TEMPLATE, encode_text, pad_text, text_cache_fits, tokenize
+from sd_scripts.families.krea2.text import OUTPUTS, TEMPLATE, encode_text, text_cache_fits, tokenize
 from sd_scripts.families.krea2.vae import LATENTS, encode_images
 
 FAMILY = KREA2 = Family(
@@ -31,7 +31,7 @@ FAMILY = KREA2 = Family(
         cache_fits=text_cache_fits,
         limit=TEMPLATE.limit,
         trim=OUTPUTS.trim,
-        pad=pad_text,
+        pad=OUTPUTS.pad,
     ),
     blocks=Blocks(
         title=CARD.title,

@@ -15,7 +15,7 @@ from sd_scripts.families.common.sampling import apply_guidance, one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.krea2.model import Krea2Transformer
 from sd_scripts.families.krea2.objective import krea2_shift, predict
-from sd_scripts.families.krea2.text import OUTPUTS, pad_text
+from sd_scripts.families.krea2.text import OUTPUTS
 from sd_scripts.families.krea2.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import grid_of
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
@@ -37,7 +37,7 @@ def sample_batch(
         captions = [
             {name: each.expand(images, *each.shape[1:]) for name, each in padded.items()}
             for caption in OUTPUTS.each(text, transformer.device)
-            for padded in (pad_text(caption, settings[CompileOptions]),)
+            for padded in (OUTPUTS.pad(caption, settings[CompileOptions]),)
         ]
 
         def velocity(latents: Tensor, t: Tensor) -> Tensor:

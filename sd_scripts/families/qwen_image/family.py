@@ -10,7 +10,7 @@ from sd_scripts.families.qwen_image.load import BLOCK_LISTS, LAYOUTS, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.qwen_image.objective import loss, step_inputs
 from sd_scripts.families.qwen_image.sampling import prompt_captions, sample, sample_batch
-from sd_scripts.families.qwen_image.text import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
+from sd_scripts.families.qwen_image.text import OUTPUTS, TEMPLATE, encode_text, tokenize
 from sd_scripts.families.qwen_image.vae import LATENTS, encode_images
 
 FAMILY = QWEN_IMAGE = Family(
@@ -31,7 +31,7 @@ FAMILY = QWEN_IMAGE = Family(
         cache_fits=OUTPUTS.cache_fits,
         limit=TEMPLATE.limit,
         trim=OUTPUTS.trim,
-        pad=pad_text,
+        pad=OUTPUTS.pad,
     ),
     blocks=Blocks(
         title="Qwen-Image",

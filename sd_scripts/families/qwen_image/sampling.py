@@ -16,7 +16,7 @@ from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict, qwen_shift
-from sd_scripts.families.qwen_image.text import OUTPUTS, pad_text
+from sd_scripts.families.qwen_image.text import OUTPUTS
 from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import PATCH, grid_of
 from sd_scripts.library.diffusion.flow_timesteps import shifted
@@ -42,7 +42,7 @@ def sample_batch(
 
     def velocity_of(control_latents: list[Tensor]) -> Velocity:
         captions = [
-            {name: each.expand(images, *each.shape[1:]) for name, each in pad_text(caption, options).items()}
+            {name: each.expand(images, *each.shape[1:]) for name, each in OUTPUTS.pad(caption, options).items()}
             for caption in OUTPUTS.each(text, transformer.device)
         ]
         controls = [each.expand(images, -1, -1, -1) for each in control_latents]

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.encoders.captions import with_images
+from sd_scripts.families.common.encoders.captions import padded_length, with_images
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
 from sd_scripts.families.qwen_image import text as base
 from sd_scripts.families.qwen_image.card import LONGEST
-from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX, padded_length
+from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX
 from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_2511, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
 from sd_scripts.options.generating.prompt_lines import SamplePrompt

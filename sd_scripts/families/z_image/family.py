@@ -10,7 +10,7 @@ from sd_scripts.families.z_image.load import BLOCK_LISTS, COMPILED, LAYOUTS, pro
 from sd_scripts.families.z_image.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.z_image.objective import loss
 from sd_scripts.families.z_image.sampling import prompt_captions, sample, sample_batch
-from sd_scripts.families.z_image.text import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
+from sd_scripts.families.z_image.text import OUTPUTS, TEMPLATE, encode_text, tokenize
 from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
 
 FAMILY = Z_IMAGE = Family(
@@ -31,7 +31,7 @@ FAMILY = Z_IMAGE = Family(
         cache_fits=OUTPUTS.cache_fits,
         limit=TEMPLATE.limit,
         trim=OUTPUTS.trim,
-        pad=pad_text,
+        pad=OUTPUTS.pad,
     ),
     blocks=Blocks(
         title=CARD.title,

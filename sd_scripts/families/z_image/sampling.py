@@ -15,7 +15,7 @@ from sd_scripts.families.common.sampling import apply_guidance, one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.z_image.model import ZImageTransformer
 from sd_scripts.families.z_image.objective import predict
-from sd_scripts.families.z_image.text import OUTPUTS, pad_text
+from sd_scripts.families.z_image.text import OUTPUTS
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
@@ -44,7 +44,7 @@ def sample_batch(
         captions = [
             {
                 name: each.expand(images, *each.shape[1:])
-                for name, each in pad_text(caption, settings[CompileOptions]).items()
+                for name, each in OUTPUTS.pad(caption, settings[CompileOptions]).items()
             }
             for caption in OUTPUTS.each(text, transformer.device)
         ]

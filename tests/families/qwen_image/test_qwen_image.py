@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import DENOISER, VAE, Components
+from sd_scripts.families.common.encoders.captions import STEP
 from sd_scripts.families.common.encoders.causal_vae import tiled, vae_config, vae_from_single_file
 from sd_scripts.families.common.family import StepInputs, TextOptions
 from sd_scripts.families.common.flow_sampling import euler_steps
@@ -33,10 +34,8 @@ from sd_scripts.families.qwen_image.text import (
     MASK,
     OUTPUTS,
     STATES,
-    STEP,
     TEMPLATE,
     encode_text,
-    pad_text,
     tokenize,
 )
 from sd_scripts.families.qwen_image.tiny import AUTOENCODER, PARAMS, qwen_tokenizer, tiny_modules
@@ -278,8 +277,8 @@ def test_in_compiled_runs_captions_of_different_lengths_have_one_shape(component
     assert len({len(row[STATES]) for row in rows}) == len(CAPTIONS)
     for row in rows:
         one = {name: tensor[None] for name, tensor in row.items()}
-        assert pad_text(one, CompileOptions()).keys() == {STATES}
-        padded = pad_text(one, compiled[CompileOptions])
+        assert OUTPUTS.pad(one, CompileOptions()).keys() == {STATES}
+        padded = OUTPUTS.pad(one, compiled[CompileOptions])
         assert padded[STATES].shape[1] == padded[MASK].shape[1] == STEP
         assert padded[MASK].sum() == len(row[STATES])
 
@@ -334,7 +333,7 @@ def test_samples_are_denoised_as_in_diffusers(
     prompt = SamplePrompt(prompt="a red circle", negative_prompt=negative, scale=scale)
     noise = torch.randn(1, 16, 8, 10, generator=torch.Generator().manual_seed(1))
     text = encode_text(components, tokenize(components, prompt_captions(prompt), TextOptions.of(settings_of())))
-    captions = [pad_text(each, CompileOptions()) for each in OUTPUTS.each(text, torch.device("cpu"))]
+    captions = [OUTPUTS.pad(each, CompileOptions()) for each in OUTPUTS.each(text, torch.device("cpu"))]
     velocity = guided_velocity(partial(predict, components.denoiser), captions, scale)
     ours = euler_steps(noise, sampling_sigmas(4, 4 * 5), velocity, torch.clone)
     theirs = pipeline_of(components, modules[TEXT_ENCODER])(

@@ -16,13 +16,14 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe, recognise
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import DENOISER, VAE, Components
+from sd_scripts.families.common.encoders.captions import STEP
 from sd_scripts.families.common.family import ModelWeights, TextOptions
 from sd_scripts.families.qwen_image.card import TRANSFORMER, ZERO_COND_T
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.sampling import sample
-from sd_scripts.families.qwen_image.text import MASK, OUTPUTS, STATES, STEP
+from sd_scripts.families.qwen_image.text import MASK, OUTPUTS, STATES
 from sd_scripts.families.qwen_image.tiny import PARAMS, qwen_tokenizer, tiny_modules
 from sd_scripts.families.qwen_image_edit import text as edit_text
 from sd_scripts.families.qwen_image_edit.card import CARD, EDIT, EDIT_2511, EDIT_PLUS

@@ -27,7 +27,7 @@ from sd_scripts.families.z_image.lora import TRANSFORMER
 from sd_scripts.families.z_image.model import ZImageParams, ZImageTransformer, pack, unpack
 from sd_scripts.families.z_image.objective import predict
 from sd_scripts.families.z_image.sampling import SHIFT, SHIFT_OF_TURBO, prompt_captions, sample, sampling_shift
-from sd_scripts.families.z_image.text import MASK, OUTPUTS, STATES, TEMPLATE, encode_text, pad_text, tokenize
+from sd_scripts.families.z_image.text import MASK, OUTPUTS, STATES, TEMPLATE, encode_text, tokenize
 from sd_scripts.families.z_image.tiny import LAYERS, PARAMS, tiny_modules
 from sd_scripts.formats.models.lora_keys import DOWN, UP
 from sd_scripts.formats.models.safetensors_header import Header
@@ -154,7 +154,7 @@ def test_captions_of_several_lengths_match_diffusers(components: Components, dty
         clips = [each[:, None].to(dtype) for each in noisy]
         images = theirs(clips, 1 - sigmas, [each.to(dtype) for each in captions], return_dict=False)[0]
         found = predict(ours, noisy, sigmas, text)
-        compiled = predict(ours, noisy, sigmas, pad_text(text, CompileOptions(compile=True)))
+        compiled = predict(ours, noisy, sigmas, OUTPUTS.pad(text, CompileOptions(compile=True)))
         alone = predict(ours, noisy[:1], sigmas[:1], {STATES: captions[0][None]})
     expected = -torch.stack([each[:, 0] for each in images])
     assert difference(found, expected) < error

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
@@ -13,6 +14,16 @@ from sd_scripts.data.sources.seen_files import stamps_of
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import TextOptions
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.compile import CompileOptions
+
+STEP = 128
+"""In compiled runs the number of text tokens is rounded up to a multiple of it, so that captions share graphs."""
+
+
+def padded_length(tokens: int, options: CompileOptions) -> int:
+    """Return the number of tokens that so many are padded to."""
+    step = STEP if options.compile else 1
+    return -(-tokens // step) * step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +113,16 @@ class CaptionOutputs:
             }
             for number, length in enumerate(text[self.mask].sum(1).tolist())
         ]
+
+    def pad(self, text: Mapping[str, Tensor], options: CompileOptions) -> dict[str, Tensor]:
+        """Return the outputs of a batch with its number of tokens rounded up for compiled blocks. Without these a
+        single caption needs no mask, for which attention is faster."""
+        states, mask = text[self.states], text[self.mask]
+        if len(mask) == 1 and not options.compile:
+            return {self.states: states}
+        missing = padded_length(mask.shape[1], options) - mask.shape[1]
+        after = (*(0, 0) * (states.ndim - 2), 0, missing)
+        return {self.states: F.pad(states, after), self.mask: F.pad(mask, (0, missing))}
 
     def cache_fits(self, components: Components, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether a cache file of unknown origin is complete and as wide as the transformer's input."""
