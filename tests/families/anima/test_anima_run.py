@@ -164,7 +164,7 @@ def test_a_diffusers_folder_trains_like_the_single_file(anima_miniature: Any, tm
     for name, part in zip(("transformer", "text_conditioner"), to_diffusers(state), strict=True):
         (folder / name).mkdir(parents=True)
         save_file(part, folder / name / "diffusion_pytorch_model.safetensors")
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "AnimaModularPipeline"}))
+    (folder / "modular_model_index.json").write_text(json.dumps({"_class_name": "AnimaModularPipeline"}))
     tokenizers = anima_miniature.checkpoint.parent / "miniature_anima_tokenizers"
     for tokenizer in tokenizers.iterdir():
         (folder / tokenizer.name).symlink_to(tokenizer)

@@ -59,8 +59,7 @@ CARD = FamilyCard(
     ),
     notes={
         "qwen3": "Anima reads Qwen3-0.6B base, such as qwen_3_06b_base.safetensors.",
-        "vae": "Anima's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for a "
-        "diffusers folder.",
+        "vae": "Anima's files and folders have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors.",
         "timestep_sampling": "sigmoid is sd-scripts' default for Anima.",
         "network_args": "Anima: exclude_patterns and include_patterns, lists of regular expressions: layers that are "
         "not adapted, and exceptions to them, such as modulations; train_llm_adapter=True adapts the LLM adapter too.",
