@@ -78,7 +78,7 @@ class Attention(nn.Module):
         q, k, v = heads_of(parts, self.heads)
         q, k = self._rotated(q, k, *ropes) if ropes else (self.q_norm(q), self.k_norm(k))
         out = attention(q, k, v, None if mask is None else mask[:, None, None])
-        return self.get_submodule(self.output)(out)  # type: ignore[no-any-return]
+        return getattr(self, self.output)(out)  # type: ignore[no-any-return]
 
     def _rotated(self, q: Tensor, k: Tensor, rope: Rope, context_rope: Rope) -> tuple[Tensor, Tensor]:
         """Normalise and rotate queries and keys (B, S, H, D)."""
