@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from benchmarks.full_size.common.rows import CHECKPOINTING, COMPILED, FUSED, GRAPHS, UNRECORDED
 from benchmarks.full_size.common.weights import random_weights, unknown
+from sd_scripts.families.anima.adapter import AdapterParams
 from sd_scripts.families.anima.card import CARD
+from sd_scripts.families.anima.card.options import LONGEST
 from sd_scripts.families.anima.full_size import modules as modules
-from sd_scripts.families.anima.model import TEXT_ROWS, AnimaParams
+from sd_scripts.families.anima.text import IDS, IDS_MASK, MASK, STATES
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.library.files.safetensors_io import save_model
 
@@ -40,11 +42,10 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 
 def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
     """Call the transformer and its adapter on the meta device for one image of this size in pixels."""
-    anima: Any = denoiser
-    there = unknown(1, TEXT_ROWS).bool()
-    ids = torch.empty(1, TEXT_ROWS, dtype=torch.int64, device="meta")
-    text = anima.text_rows(unknown(1, TEXT_ROWS, AnimaParams().text_width), there, ids, there)
-    predicted: Tensor = anima(unknown(1, 16, height // 8, width // 8), text, unknown(1))
+    there = unknown(1, LONGEST).bool()
+    ids = torch.empty(1, LONGEST, dtype=torch.int64, device="meta")
+    text = {STATES: unknown(1, LONGEST, AdapterParams().states_width), MASK: there, IDS: ids, IDS_MASK: there}
+    predicted: Tensor = denoiser(unknown(1, 16, height // 8, width // 8), unknown(1), text)
     return predicted
 
 

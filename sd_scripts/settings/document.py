@@ -151,8 +151,7 @@ def of_one_family() -> Groups:
 
 
 def _groups(page: Page) -> Groups:
-    own = [group for group in of_one_family() if _described(group)] if page is MODEL else []
-    return (*page.groups, *own)
+    return (*page.groups, *of_one_family()) if page is MODEL else page.groups
 
 
 def _opening(page: Page) -> list[str]:

@@ -17,9 +17,12 @@ from sd_scripts.library.diffusion.attention import attention
 from sd_scripts.library.diffusion.dit_layers import EPS, Rope, heads_of, rope_of
 from sd_scripts.library.files.state_dicts import count
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
+from sd_scripts.networks.layers import project_together
 
 PREFIX = "llm_adapter."
 """Of its keys in the transformer's file."""
+Ropes = tuple[Rope, Rope]
+"""Rotary tables of queries and of keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,47 +37,60 @@ class AdapterParams:
     blocks: int = 6
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> AdapterParams | None:
-        """Read the sizes from the shapes of a transformer's file; None if it has no adapter. Raises KeyError if a
-        needed key is missing."""
-        if f"{PREFIX}embed.weight" not in shapes:
-            return None
-        words, width = shapes[f"{PREFIX}embed.weight"]
-        first = f"{PREFIX}blocks.0"
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> AdapterParams:
+        """Read the sizes from an adapter's shapes. Raises KeyError if a needed key is missing."""
+        words, width = shapes["embed.weight"]
         return cls(
             words=words,
             width=width,
-            states_width=shapes[f"{first}.cross_attn.k_proj.weight"][1],
-            heads=width // shapes[f"{first}.self_attn.q_norm.weight"][0],
-            mlp_width=shapes[f"{first}.mlp.0.weight"][0],
-            blocks=count(shapes, r"llm_adapter\.blocks\.\d+\.mlp\.0\.weight"),
+            states_width=shapes["blocks.0.cross_attn.k_proj.weight"][1],
+            heads=width // shapes["blocks.0.self_attn.q_norm.weight"][0],
+            mlp_width=shapes["blocks.0.mlp.0.weight"][0],
+            blocks=count(shapes, r"blocks\.\d+\.mlp\.0\.weight"),
         )
 
 
-def neighbouring(x: Tensor) -> Tensor:
-    """Reorder the last axis (..., D) so that its halves, which Anima's heads are rotated in, become neighbouring pairs.
-    Products of queries and keys stay the same."""
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
 
 
-class AdapterAttention(nn.Module):
-    def __init__(self, params: AdapterParams, context_width: int):
+class Attention(nn.Module):
+    """Attention to the input itself or to a context, of the adapter and of the transformer."""
+
+    def __init__(self, width: int, heads: int, context_width: int, output: str):
         super().__init__()
-        width, head = params.width, params.width // params.heads
-        self.heads = params.heads
-        self.q_proj = nn.Linear(width, width, bias=False)
-        self.q_norm = nn.RMSNorm(head, eps=EPS)
-        self.k_proj = nn.Linear(context_width, width, bias=False)
-        self.k_norm = nn.RMSNorm(head, eps=EPS)
-        self.v_proj = nn.Linear(context_width, width, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
+        self.heads, self.output = heads, output
+        self.q_proj = linear(width, width)
+        self.q_norm = nn.RMSNorm(width // heads, eps=EPS)
+        self.k_proj = linear(context_width, width)
+        self.k_norm = nn.RMSNorm(width // heads, eps=EPS)
+        self.v_proj = linear(context_width, width)
+        self.add_module(output, linear(width, width))
 
-    def forward(self, x: Tensor, context: Tensor, mask: Tensor, rope: Rope, context_rope: Rope) -> Tensor:
-        """x (B, T, W), context (B, S, C), mask of the context (B, S) bool -> (B, T, W)."""
-        q, k, v = heads_of((self.q_proj(x), self.k_proj(context), self.v_proj(context)), self.heads)
-        q = normed_and_rotated([neighbouring(q)], [neighbouring(self.q_norm.weight)], rope)
-        k = normed_and_rotated([neighbouring(k)], [neighbouring(self.k_norm.weight)], context_rope)
-        return self.o_proj(attention(q, k, v, mask[:, None, None]))
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, ropes: Ropes | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, N, W), context (B, T, C), rotary tables of both, mask of the context (B, T) bool -> (B, N, W)."""
+        if context is None:
+            parts = project_together((self.q_proj, self.k_proj, self.v_proj), x)
+        else:
+            parts = [self.q_proj(x), *project_together((self.k_proj, self.v_proj), context)]
+        q, k, v = heads_of(parts, self.heads)
+        q, k = self._rotated(q, k, *ropes) if ropes else (self.q_norm(q), self.k_norm(k))
+        out = attention(q, k, v, None if mask is None else mask[:, None, None])
+        return getattr(self, self.output)(out)  # type: ignore[no-any-return]
+
+    def _rotated(self, q: Tensor, k: Tensor, rope: Rope, context_rope: Rope) -> tuple[Tensor, Tensor]:
+        """Normalise and rotate queries and keys (B, S, H, D)."""
+        q_scale, k_scale = neighbouring(self.q_norm.weight), neighbouring(self.k_norm.weight)
+        q = normed_and_rotated([neighbouring(q)], [q_scale], rope)
+        return q, normed_and_rotated([neighbouring(k)], [k_scale], context_rope)
+
+
+def neighbouring(x: Tensor) -> Tensor:
+    """Reorder the last axis so that the pairs that are rotated, which are in its halves, become neighbours. Products of
+    queries and keys stay the same."""
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
 
 class AdapterBlock(nn.Module):
@@ -82,9 +98,9 @@ class AdapterBlock(nn.Module):
         super().__init__()
         width = params.width
         self.norm_self_attn = nn.RMSNorm(width, eps=EPS)
-        self.self_attn = AdapterAttention(params, width)
+        self.self_attn = Attention(width, params.heads, width, "o_proj")
         self.norm_cross_attn = nn.RMSNorm(width, eps=EPS)
-        self.cross_attn = AdapterAttention(params, params.states_width)
+        self.cross_attn = Attention(width, params.heads, params.states_width, "o_proj")
         self.norm_mlp = nn.RMSNorm(width, eps=EPS)
         self.mlp = nn.Sequential(nn.Linear(width, params.mlp_width), nn.GELU(), nn.Linear(params.mlp_width, width))
 
@@ -92,9 +108,8 @@ class AdapterBlock(nn.Module):
         self, x: Tensor, states: Tensor, ids_mask: Tensor, mask: Tensor, rope: Rope, states_rope: Rope
     ) -> Tensor:
         """x (B, T, W), states (B, S, C), masks (B, T) and (B, S) bool -> x."""
-        normed = self.norm_self_attn(x)
-        x = x + self.self_attn(normed, normed, ids_mask, rope, rope)
-        x = x + self.cross_attn(self.norm_cross_attn(x), states, mask, rope, states_rope)
+        x = x + self.self_attn(self.norm_self_attn(x), None, (rope, rope), ids_mask)
+        x = x + self.cross_attn(self.norm_cross_attn(x), states, (rope, states_rope), mask)
         return x + self.mlp(self.norm_mlp(x))
 
 

@@ -3,24 +3,16 @@
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResidualBlock
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from sd_scripts.families.anima import text
 from sd_scripts.families.anima.card import CARD
-from sd_scripts.families.anima.card.options import part_of
+from sd_scripts.families.anima.card.options import LONGEST, part_of
 from sd_scripts.families.anima.load import BLOCK_LISTS, LAYOUTS, prepare, problems
 from sd_scripts.families.anima.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.anima.objective import loss, step_inputs
+from sd_scripts.families.anima.objective import loss
 from sd_scripts.families.anima.sampling import prompt_captions, sample, sample_batch
-from sd_scripts.families.anima.text import (
-    encode_text,
-    pad,
-    text_cache_fits,
-    text_cache_key,
-    text_limit,
-    tokenize,
-    trim,
-)
-from sd_scripts.families.anima.vae import LATENTS, encode_images
+from sd_scripts.families.common.encoders.causal_vae import encode_images, image_latents
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_metadata
+from sd_scripts.families.common.objective import flow_inputs, flow_metadata
 
 FAMILY = ANIMA = Family(
     card=CARD,
@@ -31,16 +23,16 @@ FAMILY = ANIMA = Family(
         lora_metadata=flow_metadata,
     ),
     text=TextEncoding(
-        tokenize=tokenize,
-        encode=encode_text,
+        tokenize=text.tokenize,
+        encode=text.encode_text,
         prompt_captions=prompt_captions,
         adapted=lambda settings: (True,),
         cache_suffix="anima_te",
-        cache_key=text_cache_key,
-        cache_fits=text_cache_fits,
-        limit=text_limit,
-        trim=trim,
-        pad=pad,
+        cache_key=lambda components, options: (LONGEST,),
+        cache_fits=text.cache_fits,
+        limit=text.limit,
+        trim=text.trim,
+        pad=text.pad,
     ),
     blocks=Blocks(
         title=CARD.title,
@@ -50,13 +42,13 @@ FAMILY = ANIMA = Family(
         text_encoder=blocks_of(Qwen3DecoderLayer),
         vae=lambda vae: blocks_of(QwenImageResidualBlock)(vae.get_submodule("encoder")),
     ),
-    latents=LATENTS,
+    latents=image_latents(CARD.name),
     layouts=LAYOUTS,
     prepare=prepare,
     problems=problems,
     encode_images=encode_images,
     place=BLOCK_LISTS.place,
-    step_inputs=step_inputs,
+    step_inputs=flow_inputs,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

@@ -22,7 +22,7 @@ from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
-from sd_scripts.library.files.state_dicts import Shapes, State
+from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5, Tokenizers, find_tokenizer
 from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.settings.settings import Settings
@@ -32,18 +32,11 @@ BLOCK_LISTS = BlockLists(names={"blocks": ""}, few_tokens=Modulation)
 LINEAR = re.compile(r"(transformer_)?blocks\.\d+\..*\.weight")
 """Names, and keys in files, of weights that can be quantized."""
 
-
-def _adapter(shapes: Shapes) -> LLMAdapter:
-    params = AdapterParams.of({f"{PREFIX}{key}": shape for key, shape in shapes.items()})
-    assert params, "a key of every adapter is missing"
-    return LLMAdapter(params)
-
-
 LAYOUTS = {
     DENOISER: Layout(
         make=lambda shapes: AnimaTransformer(AnimaParams.of(shapes)), unify=original_layout, quantizable=LINEAR
     ),
-    ADAPTER: Layout(make=_adapter),
+    ADAPTER: Layout(make=lambda shapes: LLMAdapter(AdapterParams.of(shapes))),
     TEXT_ENCODER: Layout(
         make=lambda shapes: qwen3(normed=True, **config_of(shapes)),
         unify=language_layers,
@@ -61,18 +54,14 @@ def prepare(components: Components, settings: Settings) -> None:
     words = transformer.llm_adapter.params.words
     folder = settings[ModelOptions].tokenizer_cache_dir
     source = Path(components.source)
-    tokenizers = Tokenizers(lambda: [find_tokenizer(T5, T5_TOKENIZER, source, folder, words)])
-    if not T5.fits(T5.size, words):
-        len(tokenizers)  # now, since this package's would not do
-    components.extras = {T5_TOKENIZER: tokenizers}
+    components.extras = {T5_TOKENIZER: Tokenizers(lambda: [find_tokenizer(T5, T5_TOKENIZER, source, folder, words)])}
 
 
 def _join_adapter(components: Components) -> None:
     """Let the transformer be loaded with the adapter that has a file of its own."""
     adapter, transformer = components.sources.pop(ADAPTER), components.sources[DENOISER]
     del components.others[ADAPTER]
-    opened: tuple[Any, Any] = transformer.empty, adapter.empty
-    params = replace(opened[0].params, adapter=opened[1].params)
+    params: Any = replace(transformer.empty.params, adapter=adapter.empty.params)  # type: ignore[type-var]
 
     def read(dtype: torch.dtype, keep: Keep | None) -> State:
         state = transformer.read(dtype, keep)

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.families.anima.adapter import AdapterParams, LLMAdapter, neighbouring
-from sd_scripts.library.diffusion.attention import attention
+from sd_scripts.families.anima.adapter import PREFIX, AdapterParams, Attention, LLMAdapter, linear
+from sd_scripts.families.anima.card.options import LONGEST
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
     EPS,
@@ -26,19 +26,11 @@ from sd_scripts.library.diffusion.dit_layers import (
     Grid,
     Rope,
     grid_of,
-    heads_of,
     modulate,
     pack,
     timestep_embedding,
 )
 from sd_scripts.library.files.state_dicts import count
-from sd_scripts.library.kernels.norm_rope import normed_and_rotated
-from sd_scripts.networks.layers import project_together
-
-TEXT_ROWS = 512
-"""Rows of text that blocks attend to. Those after the caption are 0, and not masked."""
-ROPE_RATIO = 4
-"""By how much the positions of rows and columns are stretched, for images larger than Cosmos' own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +55,7 @@ class AnimaParams:
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> AnimaParams:
         """Read the sizes from a checkpoint's shapes. Raises KeyError if a needed key is missing."""
         width, inputs = shapes["x_embedder.proj.1.weight"]
+        adapter = {key.removeprefix(PREFIX): shape for key, shape in shapes.items() if key.startswith(PREFIX)}
         return cls(
             channels=inputs // PATCH**2 - 1,
             width=width,
@@ -71,12 +64,8 @@ class AnimaParams:
             modulation_width=shapes["blocks.0.adaln_modulation_mlp.1.weight"][0],
             text_width=shapes["blocks.0.cross_attn.k_proj.weight"][1],
             blocks=count(shapes, r"blocks\.\d+\.mlp\.layer1\.weight"),
-            adapter=AdapterParams.of(shapes),
+            adapter=AdapterParams.of(adapter) if adapter else None,
         )
-
-
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)
 
 
 class PatchEmbed(nn.Module):
@@ -114,33 +103,6 @@ class Modulation(nn.Sequential):
         return (own + shared[:, : own.shape[-1]])[:, None].chunk(self.parts, dim=-1)
 
 
-class Attention(nn.Module):
-    """Attention of image tokens to themselves, with rotated heads, or to the text."""
-
-    def __init__(self, params: AnimaParams, context_width: int):
-        super().__init__()
-        self.heads = params.heads
-        self.q_proj = linear(params.width, params.width)
-        self.q_norm = nn.RMSNorm(params.head_width, eps=EPS)
-        self.k_proj = linear(context_width, params.width)
-        self.k_norm = nn.RMSNorm(params.head_width, eps=EPS)
-        self.v_proj = linear(context_width, params.width)
-        self.output_proj = linear(params.width, params.width)
-
-    def to_itself(self, x: Tensor, rope: Rope) -> Tensor:
-        """x (B, N, W) -> (B, N, W)."""
-        q, k, v = heads_of(project_together((self.q_proj, self.k_proj, self.v_proj), x), self.heads)
-        q = normed_and_rotated([neighbouring(q)], [neighbouring(self.q_norm.weight)], rope)
-        k = normed_and_rotated([neighbouring(k)], [neighbouring(self.k_norm.weight)], rope)
-        return self.output_proj(attention(q, k, v))
-
-    def to_text(self, x: Tensor, text: Tensor) -> Tensor:
-        """x (B, N, W), text (B, T, C) -> (B, N, W)."""
-        (q,) = heads_of([self.q_proj(x)], self.heads)
-        k, v = heads_of(project_together((self.k_proj, self.v_proj), text), self.heads)
-        return self.output_proj(attention(self.q_norm(q), self.k_norm(k), v))
-
-
 class MLP(nn.Module):
     def __init__(self, params: AnimaParams):
         super().__init__()
@@ -155,18 +117,18 @@ class AnimaBlock(nn.Module):
     def __init__(self, params: AnimaParams):
         super().__init__()
         self.adaln_modulation_self_attn = Modulation(params)
-        self.self_attn = Attention(params, params.width)
+        self.self_attn = Attention(params.width, params.heads, params.width, "output_proj")
         self.adaln_modulation_cross_attn = Modulation(params)
-        self.cross_attn = Attention(params, params.text_width)
+        self.cross_attn = Attention(params.width, params.heads, params.text_width, "output_proj")
         self.adaln_modulation_mlp = Modulation(params)
         self.mlp = MLP(params)
 
     def forward(self, x: Tensor, text: Tensor, time: Tensor, shared: Tensor, rope: Rope) -> Tensor:
         """x (B, N, W), text (B, T, C), time (B, W), shared (B, 3W) -> x."""
         shift, scale, gate = self.adaln_modulation_self_attn(time, shared)
-        x = x + gate * self.self_attn.to_itself(modulate(x, shift, scale), rope)
+        x = x + gate * self.self_attn(modulate(x, shift, scale), None, (rope, rope))
         shift, scale, gate = self.adaln_modulation_cross_attn(time, shared)
-        x = x + gate * self.cross_attn.to_text(modulate(x, shift, scale), text)
+        x = x + gate * self.cross_attn(modulate(x, shift, scale), text)
         shift, scale, gate = self.adaln_modulation_mlp(time, shared)
         return x + gate * self.mlp(modulate(x, shift, scale))
 
@@ -198,26 +160,26 @@ class AnimaTransformer(BlockTransformer):
     def first_layer(self) -> nn.Module:
         return self.x_embedder.proj[1]
 
-    def forward(self, latents: Tensor, text: Tensor, timesteps: Tensor) -> Tensor:
+    def forward(self, latents: Tensor, timesteps: Tensor, text: Mapping[str, Tensor] | Tensor) -> Tensor:
         """Predict the velocity, noise - image.
 
-        latents (B, 16, h, w), text (B, T, 1024) as `text_rows` returns it, timesteps (B,) float32 in 0..1, not in
-        thousandths -> (B, 16, h, w).
+        latents (B, 16, h, w), timesteps (B,) float32 in 0..1, not in thousandths, text as encode_text returns it, or as
+        the adapter does (B, T, 1024) -> (B, 16, h, w).
         """
         dtype, grid = self.dtype, grid_of(latents)
+        rows = text if isinstance(text, Tensor) else self._text_rows(**text)
         sinusoid = timestep_embedding(timesteps / 1000, self.params.width).to(dtype)
         time, shared = self.t_embedding_norm(sinusoid), self.t_embedder(sinusoid)
         (x,) = with_gradients(self.x_embedder(latents.to(dtype)))
         rope = rope_table(self.params.head_width, grid, x.device)
         for block in self.blocks:
-            (x,) = self.run_block(block, (x,), text, time, shared, rope)
+            (x,) = self.run_block(block, (x,), rows, time, shared, rope)
         return unpack_channels_last(self.final_layer(x, time, shared), grid)
 
-    def text_rows(self, states: Tensor, mask: Tensor, ids: Tensor, ids_mask: Tensor) -> Tensor:
-        """Return the text that blocks attend to, (B, 512, 1024), 0 after the caption. The arguments are the
-        adapter's."""
-        rows = self.llm_adapter(states.to(self.dtype), mask, ids, ids_mask)
-        return F.pad(rows, (0, 0, 0, max(TEXT_ROWS - rows.shape[1], 0)))
+    def _text_rows(self, qwen3: Tensor, qwen3_mask: Tensor, t5_ids: Tensor, t5_mask: Tensor) -> Tensor:
+        """Return the text that blocks attend to, (B, 512, 1024). Rows after the caption are 0, and not masked."""
+        rows = self.llm_adapter(qwen3.to(self.dtype), qwen3_mask, t5_ids, t5_mask)
+        return F.pad(rows, (0, 0, 0, max(LONGEST - rows.shape[1], 0)))
 
 
 def unpack_channels_last(tokens: Tensor, grid: Grid) -> Tensor:
@@ -232,7 +194,7 @@ def rope_table(head_width: int, grid: Grid, device: torch.device) -> Rope:
     """Return the rotary table of an image row by row. Its frame, 0, has 44 of 128 dimensions of a head, row and column
     have 42 each."""
     side = head_width // 6 * 2
-    base = ROPE_BASE * ROPE_RATIO ** (side / (side - 2))
+    base = ROPE_BASE * 4 ** (side / (side - 2))  # for larger images than Cosmos was trained with
     rates = base ** -(torch.arange(0, side, 2, dtype=torch.float64) / side)
     rows, columns = (torch.arange(size, dtype=torch.float64)[:, None] * rates for size in grid)
     frame = torch.zeros(math.prod(grid), head_width // 2 - side, dtype=torch.float64)

@@ -1,13 +1,16 @@
 """Sample Anima images."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor
 
 from sd_scripts.data.plan.blueprint import control_rules
-from sd_scripts.families.anima.objective import predict, text_rows
-from sd_scripts.families.anima.vae import decode_latents, encode_images
+from sd_scripts.families.anima.model import AnimaTransformer
+from sd_scripts.families.anima.objective import predict
+from sd_scripts.families.anima.text import IDS
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import apply_guidance, one_of
@@ -26,17 +29,14 @@ def sample_batch(
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, as sample_flow does. Both captions are read together."""
     prompt, images = prompts[0], len(prompts)
-    transformer = components.denoiser
+    transformer = cast(AnimaTransformer, components.denoiser)
 
     def velocity_of(_: list[Tensor]) -> Velocity:
-        device = next(transformer.parameters()).device
-        rows = text_rows(transformer, {name: each.to(device) for name, each in text.items()})
-        captions = len(rows)
-        rows = rows.repeat_interleave(images, 0)
+        given = {name: each.to(transformer.device).repeat_interleave(images, 0) for name, each in text.items()}
 
         def velocity(latents: Tensor, t: Tensor) -> Tensor:
-            predicted = predict(transformer, latents.repeat(captions, 1, 1, 1), t.expand(captions * images), rows)
-            return apply_guidance(predicted, prompt.scale, images)
+            noisy = latents.repeat(len(given[IDS]) // images, 1, 1, 1)
+            return apply_guidance(predict(transformer, noisy, t.expand(len(noisy)), given), prompt.scale, images)
 
         return velocity
 
@@ -46,7 +46,7 @@ def sample_batch(
         card_of(settings.script.family),
         control_rules(settings.values().get),
         encode=encode_images,
-        decode=decode_latents,
+        decode=decode_images,
         sigmas_of=lambda noise: sampling_sigmas(prompt.steps, prompt.flow_shift or SHIFT),
         velocity_of=velocity_of,
     )

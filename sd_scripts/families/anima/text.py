@@ -20,6 +20,7 @@ STATES, MASK, IDS, IDS_MASK = "qwen3", "qwen3_mask", "t5_ids", "t5_mask"
 MASK_OF = {STATES: MASK, MASK: MASK, IDS: IDS_MASK, IDS_MASK: IDS_MASK}
 """Output -> where it has text: Qwen3 and T5 divide a caption into different numbers of tokens."""
 T5_TOKENIZER = "t5_tokenizer"
+PADDED = {"padding": "max_length", "padding_side": "right"}
 
 
 def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
@@ -27,14 +28,7 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
     texts = [caption.text for caption in captions]
     tokens: dict[str, Tensor] = {}
     for tokenizer, ids, mask in zip(_tokenizers(components), ("ids", IDS), ("mask", IDS_MASK), strict=True):
-        found = tokenizer(
-            texts,
-            padding="max_length",
-            padding_side="right",
-            max_length=LONGEST,
-            truncation=True,
-            return_tensors="pt",
-        )
+        found = tokenizer(texts, return_tensors="pt", max_length=LONGEST, truncation=True, **PADDED)
         tokens |= {ids: found.input_ids, mask: found.attention_mask}
     return {0: tokens}
 
@@ -64,13 +58,11 @@ def trim(text: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def pad(text: Mapping[str, Tensor], options: CompileOptions) -> dict[str, Tensor]:
     """Return the outputs of a batch, padded to 512 tokens, so that all steps have the same shapes."""
-    return {
-        name: F.pad(tensor, (*[0] * 2 * (tensor.ndim - 2), 0, LONGEST - tensor.shape[1]))
-        for name, tensor in text.items()
-    }
+    ends = {name: (*[0] * 2 * (each.ndim - 2), 0, LONGEST - each.shape[1]) for name, each in text.items()}
+    return {name: F.pad(each, ends[name]) for name, each in text.items()}
 
 
-def text_limit(components: Components, options: TextOptions) -> TextLimit:
+def limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length of a caption in the tokens that are more, mostly T5's."""
 
     def count(captions: Sequence[str]) -> list[int]:
@@ -80,12 +72,7 @@ def text_limit(components: Components, options: TextOptions) -> TextLimit:
     return TextLimit(tokens=LONGEST, count=count)
 
 
-def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
-    """Return everything besides the encoder that changes the outputs."""
-    return (LONGEST,)
-
-
-def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bool:
+def cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a cache file of unknown origin is complete, and as wide as the adapter's input."""
     transformer: Any = components.denoiser
     return tensors.keys() >= MASK_OF.keys() and tensors[STATES].shape[-1] == transformer.llm_adapter.params.states_width

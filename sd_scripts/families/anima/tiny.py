@@ -17,6 +17,7 @@ from sd_scripts.families.anima.model import AnimaParams, AnimaTransformer, Modul
 from sd_scripts.families.anima.text import T5_TOKENIZER
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import qwen3
+from sd_scripts.families.common.encoders.tiny_causal_vae import AUTOENCODER, calibrate
 from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
 from sd_scripts.library.diffusion.dit_layers import pack, timestep_embedding
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
@@ -26,10 +27,8 @@ from sd_scripts.testing.miniature import (
     CONDITIONING,
     Miniature,
     fit_velocity,
-    images,
     input_of,
     randomize,
-    set_moments,
     states_of,
     t5_tokenizer,
     without_attention,
@@ -44,12 +43,6 @@ PARAMS = AnimaParams(
     blocks=5,  # with blocks_to_swap = 2, four take turns
     adapter=AdapterParams(words=T5_ROWS, width=48, states_width=WIDTH, heads=3, mlp_width=96, blocks=2),
 )
-AUTOENCODER: dict[str, Any] = {
-    "base_dim": 16,
-    "dim_mult": [1, 1, 2, 2],
-    "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-}
 
 
 def write_miniature(folder: Path) -> Miniature:
@@ -73,7 +66,7 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     for module in modules.values():
         randomize(module, generator)
     _weaken_conditioning(transformer)
-    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
+    _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
@@ -91,20 +84,6 @@ def _weaken_conditioning(transformer: AnimaTransformer) -> None:
     embedder.linear_2.weight.view(3, PARAMS.width, PARAMS.width)[2] = 0.5 * mean / mean.square().sum()
 
 
-def _calibrate(vae: Any) -> Tensor:
-    """Give the latents of the drawn images the mean and deviation of Qwen-Image's, and a narrow distribution; return
-    them normalised, (12, 16, h, w)."""
-    mean = torch.tensor(vae.config.latents_mean)
-    std = torch.tensor(vae.config.latents_std)
-    pixels = images()[:, :, None]
-    moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
-    gain = 1 / moments.std((0, 2, 3, 4))
-    gain[: len(std)] *= std
-    set_moments(vae.quant_conv, moments, gain, mean)
-    latents = vae.encode(pixels).latent_dist.mode().squeeze(2)
-    return (latents - mean[:, None, None]) / std[:, None, None]
-
-
 def _fit(transformer: AnimaTransformer, latents: Tensor, generator: torch.Generator) -> None:
     """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
     blocks: Any = transformer.blocks
@@ -118,6 +97,5 @@ def _fit(transformer: AnimaTransformer, latents: Tensor, generator: torch.Genera
             """Pack with the channels last, as the last layer's output has them."""
             return pack(latents).unflatten(-1, (PARAMS.channels, -1)).transpose(-1, -2).flatten(-2)
 
-        fit_velocity(
-            transformer.final_layer.linear, latents, noise, times, lambda x: transformer(x, text, times), tokens
-        )
+        last = transformer.final_layer.linear
+        fit_velocity(last, latents, noise, times, lambda x: transformer(x, times, text), tokens)

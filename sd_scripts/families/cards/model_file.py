@@ -290,9 +290,18 @@ PIPELINES = (
 """(prefix of the pipeline's class name, family, variant), after the families' own; longer prefixes first."""
 
 
+INDEXES = ("model_index.json", "modular_model_index.json")
+"""A diffusers folder has one of these: of a pipeline, or of a modular one."""
+
+
+def index_of(folder: Path) -> Path | None:
+    """Return the file that makes a folder a whole model of diffusers; None if it is not one."""
+    return next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+
+
 def _describe_folder(folder: Path) -> ModelFile:
-    index = folder / "model_index.json"
-    if not index.is_file():
+    index = index_of(folder)
+    if not index:
         return _describe_part(folder)
     try:
         pipeline = str(read_json(index)["_class_name"])

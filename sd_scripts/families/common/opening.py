@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.cards.family_card import DENOISER, ComponentCard, FamilyCard
-from sd_scripts.families.cards.model_file import describe, is_hub_id, recognise, shards_of, with_article
+from sd_scripts.families.cards.model_file import describe, index_of, is_hub_id, recognise, shards_of, with_article
 from sd_scripts.families.cards.registry import card_of, names
 from sd_scripts.families.common.components import SCALE, WeightSource
 from sd_scripts.families.common.layouts import Layout, apply_scales
@@ -157,7 +157,7 @@ class _Opener:
                 raise ValueError(component.absent_from(model))
             return self._open_files(model, shards_of(model), MODEL)
         folder = model / component.folder
-        whole = (model / "model_index.json").is_file()
+        whole = index_of(model) is not None
         several = sum(each.option == MODEL for each in card.files.components) > 1
         if (whole or (several and not alone)) and not card.trains((description := describe(model)).family):
             problem = description.problem or f"'{model}' is not {card.title} but {description.is_a}"

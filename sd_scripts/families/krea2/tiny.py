@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.tiny_causal_vae import AUTOENCODER, calibrate
 from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
 from sd_scripts.families.krea2.card import CARD
 from sd_scripts.families.krea2.load import ROPE_THETA, TEXT_ENCODER
@@ -27,9 +28,7 @@ from sd_scripts.testing.miniature import (
     CONDITIONING,
     Miniature,
     fit_velocity,
-    images,
     randomize,
-    set_moments,
     states_of,
     without_attention,
 )
@@ -48,12 +47,6 @@ PARAMS = Krea2Params(
     text_mlp_width=64,
     text_blocks=1,
 )
-AUTOENCODER: dict[str, Any] = {
-    "base_dim": 16,
-    "dim_mult": [1, 1, 2, 2],
-    "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-}
 VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 16,
@@ -87,7 +80,7 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     for module in modules.values():
         randomize(module, generator)
     _weaken_conditioning(transformer)
-    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
+    _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
@@ -100,20 +93,6 @@ def _weaken_conditioning(transformer: Krea2Transformer) -> None:
     for module in transformer.modules():
         if isinstance(module, Table):
             module.lin.zero_()
-
-
-def _calibrate(vae: Any) -> Tensor:
-    """Give the latents of the drawn images the mean and deviation of Qwen-Image's, and a narrow distribution; return
-    them normalised, (12, 16, h, w)."""
-    mean = torch.tensor(vae.config.latents_mean)
-    std = torch.tensor(vae.config.latents_std)
-    pixels = images()[:, :, None]
-    moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
-    gain = 1 / moments.std((0, 2, 3, 4))
-    gain[: len(std)] *= std
-    set_moments(vae.quant_conv, moments, gain, mean)
-    latents = vae.encode(pixels).latent_dist.mode().squeeze(2)
-    return (latents - mean[:, None, None]) / std[:, None, None]
 
 
 def _fit(transformer: Krea2Transformer, latents: Tensor, generator: torch.Generator) -> None:

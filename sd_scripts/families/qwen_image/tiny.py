@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.tiny_causal_vae import AUTOENCODER, calibrate
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
@@ -26,9 +27,7 @@ from sd_scripts.testing.miniature import (
     Miniature,
     caption_words,
     fit_velocity,
-    images,
     randomize,
-    set_moments,
     states_of,
     weaken_conditioning,
     without_attention,
@@ -43,12 +42,6 @@ PARAMS = QwenImageParams(
     text_width=TEXT_WIDTH,
     blocks=5,  # with blocks_to_swap = 2, four take turns
 )
-AUTOENCODER: dict[str, Any] = {
-    "base_dim": 16,
-    "dim_mult": [1, 1, 2, 2],
-    "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-}
 VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 16,
@@ -92,7 +85,7 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
         randomize(module, generator)
     modulations: Any = [module[1] for module in transformer.modules() if isinstance(module, Modulation)]
     weaken_conditioning(modulations, transformer.norm_out.linear)
-    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
+    _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
@@ -104,20 +97,6 @@ def _language(vocabulary: int) -> dict[str, Any]:
         "layers.0.self_attn.k_proj.weight": (keys.HEAD_WIDTH, TEXT_WIDTH),
     }
     return keys.language_config(shapes)
-
-
-def _calibrate(vae: Any) -> Tensor:
-    """Give the latents of the drawn images the mean and deviation of Qwen-Image's, and a narrow distribution; return
-    them normalised, (12, 16, h, w)."""
-    mean = torch.tensor(vae.config.latents_mean)
-    std = torch.tensor(vae.config.latents_std)
-    pixels = images()[:, :, None]
-    moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
-    gain = 1 / moments.std((0, 2, 3, 4))
-    gain[: len(std)] *= std
-    set_moments(vae.quant_conv, moments, gain, mean)
-    latents = vae.encode(pixels).latent_dist.mode().squeeze(2)
-    return (latents - mean[:, None, None]) / std[:, None, None]
 
 
 def _fit(transformer: QwenImageTransformer, latents: Tensor, generator: torch.Generator) -> None:

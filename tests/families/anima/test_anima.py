@@ -17,7 +17,7 @@ from sd_scripts.families.anima.full_size import modules as full_size
 from sd_scripts.families.anima.load import BLOCK_LISTS, LAYOUTS, TEXT_ENCODER
 from sd_scripts.families.anima.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.anima.model import AnimaParams, AnimaTransformer
-from sd_scripts.families.anima.objective import predict, text_rows
+from sd_scripts.families.anima.objective import predict
 from sd_scripts.families.anima.sampling import prompt_captions, sample
 from sd_scripts.families.anima.text import IDS, IDS_MASK, MASK, STATES, T5_TOKENIZER, encode_text, pad, tokenize, trim
 from sd_scripts.families.anima.tiny import tiny_modules
@@ -128,7 +128,7 @@ def test_the_prediction_matches_diffusers(components: Components, dtype: torch.d
         expected = transformer(
             noisy[:, :, None].to(dtype), t.to(dtype), rows, padding_mask=torch.zeros(1, 1, 64, 32, dtype=dtype)
         ).sample.squeeze(2)
-        found = predict(ours, noisy, t, text_rows(ours, text))
+        found = predict(ours, noisy, t, text)
     assert ((found - expected.float()).abs().max() / expected.float().abs().max()).item() < error
 
 
@@ -203,7 +203,8 @@ def test_captions_have_the_tokens_of_the_official_tokenizers() -> None:
 
 def test_captions_become_the_text_that_diffusers_makes_of_them(components: Components) -> None:
     (tokenizer,), (t5,) = components.tokenizers, components.extras[T5_TOKENIZER]
-    conditioner = in_diffusers(components.denoiser)[1]
+    transformer: Any = components.denoiser
+    conditioner = in_diffusers(transformer)[1]
 
     class Parts:
         text_encoder = components.text_encoders[0]
@@ -219,7 +220,7 @@ def test_captions_become_the_text_that_diffusers_makes_of_them(components: Compo
                 *(theirs[name] for name in ("qwen_prompt_embeds", "t5_input_ids", "t5_attention_mask")),
                 theirs["qwen_attention_mask"],
             )
-            ours = text_rows(components.denoiser, encoded(components, captions))
+            ours = transformer._text_rows(**encoded(components, captions))
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -58,7 +58,9 @@ def test_flags_of_sd_scripts_are_understood() -> None:
     assert {"attn_mode", "split_attn", "vae_chunk_size", "t5_tokenizer_path", "vae_disable_cache"} <= without_effect
     assert "qwen3_max_token_length" not in without_effect, "512 is what captions have"
     full = flags_of("full", *SD_SCRIPTS, "--llm_adapter_lr=0", "--learning_rate=1e-5")
-    assert any(str(problem).startswith("llm_adapter_lr: set block_lr to learning rates") for problem in full.problems())
+    (of_parts,) = (str(problem) for problem in full.problems() if "block_lr" in problem.names)
+    assert of_parts.startswith("block_lr: has 1 values; give 6, of self-attention, cross-attention, ")
+    assert "timestep_sampling" in {remark.name for remark in flags_of("full").remarks}, "sigma is not what suits Anima"
 
 
 @pytest.mark.parametrize("tab", ["lora", "finetune"])
@@ -164,7 +166,7 @@ def test_a_diffusers_folder_trains_like_the_single_file(anima_miniature: Any, tm
     for name, part in zip(("transformer", "text_conditioner"), to_diffusers(state), strict=True):
         (folder / name).mkdir(parents=True)
         save_file(part, folder / name / "diffusion_pytorch_model.safetensors")
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "AnimaModularPipeline"}))
+    (folder / "modular_model_index.json").write_text(json.dumps({"_class_name": "AnimaModularPipeline"}))
     tokenizers = anima_miniature.checkpoint.parent / "miniature_anima_tokenizers"
     for tokenizer in tokenizers.iterdir():
         (folder / tokenizer.name).symlink_to(tokenizer)

@@ -3,9 +3,8 @@
 from sd_scripts.families.anima.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.anima.card.hub_files import FILES
 from sd_scripts.families.anima.card.kohya import KOHYA
-from sd_scripts.families.anima.card.layer_rules import read_rules
 from sd_scripts.families.anima.card.memory_facts import MEMORY
-from sd_scripts.families.anima.card.options import LONGEST, RECOMMENDED, AnimaModelOptions, AnimaRates
+from sd_scripts.families.anima.card.options import LONGEST, RECOMMENDED, AnimaModelOptions
 from sd_scripts.families.anima.card.speeds import GRAPHS
 from sd_scripts.families.cards.family_card import (
     DENOISER,
@@ -19,11 +18,14 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import Qwen3Options
+from sd_scripts.options.networks.layer_rules import Rules, Warn
+from sd_scripts.options.networks.network_args import NetworkArguments
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "circlestone-labs/Anima-Base-v1.0-Diffusers"
@@ -37,6 +39,13 @@ QWEN3 = "layers.0.self_attn.q_norm.weight"
 ENCODER, ENCODER_06B = "Qwen3 text encoder", "Qwen3-0.6B text encoder"
 VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
 AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
+MODULATIONS, OF_ADAPTER = r".*adaln_modulation.*", r"llm_adapter\..*"
+"""Layers that a LoRA adapts only if patterns include them, or if train_llm_adapter is on."""
+
+
+def layer_rules(arguments: NetworkArguments, warn: Warn) -> Rules:
+    excluded = MODULATIONS if arguments.flag("train_llm_adapter") else f"{MODULATIONS}|{OF_ADAPTER}"
+    return read_rules(arguments, warn, title="Anima", excluded=excluded)
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
@@ -53,14 +62,13 @@ CARD = FamilyCard(
     title="Anima",
     order=3,
     scripts={"lora": "anima_train_network.py", "full": "anima_train.py", "generate": "anima_generate.py"},
-    groups=(Qwen3Options, AnimaModelOptions, AnimaRates, FlowOptions, MemoryOptions),
+    groups=(Qwen3Options, AnimaModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {"batches", "block_rates", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}
     ),
     notes={
         "qwen3": "Anima reads Qwen3-0.6B base, such as qwen_3_06b_base.safetensors.",
-        "vae": "Anima's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for a "
-        "diffusers folder.",
+        "vae": "Anima's files and folders have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors.",
         "timestep_sampling": "sigmoid is sd-scripts' default for Anima.",
         "network_args": "Anima: exclude_patterns and include_patterns, lists of regular expressions: layers that are "
         "not adapted, and exceptions to them, such as modulations; train_llm_adapter=True adapts the LLM adapter too.",
@@ -123,7 +131,7 @@ CARD = FamilyCard(
         base_model="an Anima transformer",
     ),
     network_modules=("networks.lora", "networks.lora_anima"),
-    network_rules=read_rules,
+    network_rules=layer_rules,
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
@@ -144,5 +152,9 @@ CARD = FamilyCard(
     hub=HubCard(model=HUB_MODEL, tags=("anima",), files=FILES),
     problems=PROBLEMS,
     remarks=REMARKS,
-    aliases={"text_encoder": "qwen3", "unsloth_offload_checkpointing": "cpu_offload_checkpointing"},
+    aliases={
+        "text_encoder": "qwen3",
+        "unsloth_offload_checkpointing": "cpu_offload_checkpointing",
+        **{f"{part}_lr": "block_lr" for part in ("self_attn", "cross_attn", "mlp", "mod", "llm_adapter")},
+    },
 )

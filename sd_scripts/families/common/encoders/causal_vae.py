@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.caches.caching import LatentLayout
 from sd_scripts.families.common.autoencoder import FRAMES_AT_ONCE, attributes_restored, vae_decode, vae_encode
+from sd_scripts.families.common.components import Components
 from sd_scripts.library.files.state_dicts import Shapes, State, count
 
 _RENAMED = (
@@ -149,6 +151,24 @@ def encode_clip(vae: Any, pixels: Tensor) -> Tensor:
     if vae.dtype == torch.float16:
         raise ValueError("mixed_precision: the VAE overflowed in fp16; set mixed_precision = bf16 or no_half_vae")
     raise ValueError("vae: the VAE produces non-finite values; download its file again or choose another")
+
+
+def image_latents(suffix: str) -> LatentLayout:
+    """Return how the latents of images are cached in files with this suffix."""
+    return LatentLayout(suffix=suffix, shape=lambda extent: (16, extent.height // 8, extent.width // 8))
+
+
+def encode_images(components: Components, pixels: Tensor) -> Tensor:
+    """Encode (B, 3, H, W) in -1..1 -> latents (B, 16, H/8, W/8) float32, normalised by channel, on the VAE's device.
+
+    Raises ValueError if they are not finite.
+    """
+    return encode_clip(components.vae, pixels[:, :, None]).squeeze(2)
+
+
+def decode_images(components: Components, latents: Tensor) -> Tensor:
+    """Decode latents (B, 16, h, w), normalised -> images (B, 3, 8h, 8w) float32 in 0..1."""
+    return decode_clip(components.vae, latents[:, :, None]).squeeze(2)
 
 
 def decode_clip(vae: Any, latents: Tensor) -> Tensor:

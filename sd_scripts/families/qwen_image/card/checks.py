@@ -1,15 +1,8 @@
 """Rules between options that concern Qwen-Image only; see `settings/checks/between.py`."""
 
+from sd_scripts.families.cards.flow_checks import recommends
 from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
-from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.spec import Findings, OptionValues
-
-
-def timesteps_not_recommended(values: OptionValues) -> Findings:
-    objective = values[FlowOptions]
-    if objective.timestep_sampling == "sigma" and objective.discrete_flow_shift == FlowOptions.discrete_flow_shift:
-        recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
-        yield "timestep_sampling", f"sigma with its default shift suits Qwen-Image badly; recommended: {recommended}"
 
 
 def version_of_another_model(values: OptionValues) -> Findings:
@@ -22,4 +15,4 @@ def version_of_another_model(values: OptionValues) -> Findings:
 
 
 PROBLEMS = (version_of_another_model,)
-REMARKS = (timesteps_not_recommended,)
+REMARKS = (recommends("Qwen-Image", RECOMMENDED),)
