@@ -89,8 +89,10 @@ def plan_memory(
     `captions`: how many there are. `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory
     of the GPU, 0 if unknown; gpu_memory_limit may leave less of it to the run.
     """
-    facts = card_of(settings.script.family).plan.memory
-    if facts is None or not _is_full_size(facts, model_values):
+    card = card_of(settings.script.family).plan
+    known = filter(None, (card.memory, *card.memory_of_others))
+    facts = next((each for each in known if _is_full_size(each, model_values)), None)
+    if facts is None:
         return None
     run = _Run(settings, facts, tuple(shapes), captions)
     phases = {

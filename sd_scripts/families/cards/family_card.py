@@ -266,7 +266,9 @@ class PlanCard:
     """None: not known."""
     speeds: tuple[Speed, ...] = ()
     memory: MemoryFacts | None = None
-    """None: not known."""
+    """Of the largest model of the family; None: not known."""
+    memory_of_others: tuple[MemoryFacts, ...] = ()
+    """Of its models of other sizes."""
     trains_two: Callable[[OptionValues], bool] = lambda settings: False
     """Settings -> whether a second set of the denoiser's weights waits for its turn."""
 

@@ -20,7 +20,7 @@ from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import language_layers, qwen3, with_qwen3_tokens
 from sd_scripts.families.common.encoders.tiny_qwen3 import qwen3_tokenizer, tiny_config
 from sd_scripts.families.common.family import Components, TextOptions
-from sd_scripts.families.flux2.card.memory_facts import DOUBLE, MEMORY, SINGLE
+from sd_scripts.families.flux2.card.memory_facts import KLEIN_4B, KLEIN_9B
 from sd_scripts.families.flux2.load import BLOCK_LISTS, LAYOUTS, TEXT_ENCODER
 from sd_scripts.families.flux2.lora import TRANSFORMER
 from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
@@ -44,8 +44,8 @@ from tests.support.families.formula_weights import formula, formula_input, formu
 pytestmark = pytest.mark.run
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "reference/flux2.json").read_text())
-KLEIN_9B = Flux2Params(width=4096, heads=32, mlp_width=12288, text_width=12288, double_blocks=8, single_blocks=24)
-SIZES = {"klein4b": Flux2Params(), "klein9b": KLEIN_9B}
+LARGE = Flux2Params(width=4096, heads=32, mlp_width=12288, text_width=12288, double_blocks=8, single_blocks=24)
+SIZES = {"klein4b": Flux2Params(), "klein9b": LARGE}
 CAPTIONS = ["a red circle", "a blue square on a red circle"]
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -164,21 +164,22 @@ def test_the_transformer_has_the_keys_and_shapes_of_the_official_files(size: str
     assert {name: tuple(tensor.shape) for name, tensor in unified.items()} == keys
 
 
-def test_lora_adapts_the_linear_layers_of_the_blocks() -> None:
-    for number, params in enumerate(SIZES.values()):
+def test_lora_adapts_the_linear_layers_of_the_blocks_and_the_plan_counts_them() -> None:
+    for number, (params, facts) in enumerate(zip(SIZES.values(), (KLEIN_4B, KLEIN_9B), strict=True)):
         with torch.device("meta"):
             model = Flux2Transformer(params)
         names = {TRANSFORMER.name(path): layer for path, layer in adaptable(model, TRANSFORMER, conv=False)}
         assert len(names) == REFERENCE["lora"][number]
         assert "lora_unet_single_blocks_0_linear1" in names
-    layers = list(names.values())
-    assert sum(sum(layer.weight.shape) for layer in layers) == MEMORY.lora[DENOISER]
-    quantized = sum(layer.weight.numel() for layer in layers), sum(len(layer.weight) for layer in layers)
-    assert quantized == MEMORY.quantized[DENOISER]
-    sizes = [sum(p.numel() for p in blocks[0].parameters()) for blocks in BLOCK_LISTS.of(model)]
-    assert sizes == [DOUBLE, SINGLE]
-    assert BLOCK_LISTS.most(8, 24) == MEMORY.most_swapped == 16
-    assert BLOCK_LISTS.most(5, 20) == 11
+        layers = list(names.values())
+        assert sum(p.numel() for p in model.parameters()) == facts.values[DENOISER]
+        assert sum(sum(layer.weight.shape) for layer in layers) == facts.lora[DENOISER]
+        quantized = sum(layer.weight.numel() for layer in layers), sum(len(layer.weight) for layer in layers)
+        assert quantized == facts.quantized[DENOISER]
+        lists = BLOCK_LISTS.of(model)
+        double, single = (sum(p.numel() for p in blocks[0].parameters()) for blocks in lists)
+        assert (facts.largest_block, facts.swapped(3)) == (double, double + 4 * single)
+        assert BLOCK_LISTS.most(*map(len, lists)) == facts.most_swapped
 
 
 @pytest.mark.parametrize("name", ["original", "comfyui", "diffusers"])

@@ -18,7 +18,9 @@ from sd_scripts.families.common.flow_sampling import Velocity
 from sd_scripts.families.common.objective import flow_timesteps, flow_validation_timesteps
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan.card import HIGH_NOISE
+from sd_scripts.families.wan.card.memory_facts import MEMORY_OF_1_3B
 from sd_scripts.families.wan.experts import UntrainedExpert
+from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.generating.generator import Generator
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.options.generating.generate import GenerateOptions
@@ -220,6 +222,18 @@ def test_what_starts_from_the_base_weights_is_refused_for_two_of_them(wan_miniat
         _, settings = opened(wan_miniature, high_noise, **values)
         assert any("two sets of them" in str(problem) for problem in settings.problems())
         assert not settings.replaced({"max_timestep": 800}).problems()
+
+
+def test_the_plan_knows_the_small_model_by_its_number_of_values() -> None:
+    shape = BatchShape(extent=Extent(832, 480, 1), images=1)
+    settings = Settings(script_for("wan", "lora"), {"network_train_unet_only": True})
+    with torch.device("meta"):
+        small = WanTransformer(WanParams(width=1536, mlp_width=8960, heads=12, blocks=30))
+    values = sum(each.numel() for each in small.parameters())
+    plan = plan_memory(settings, [shape], model_values=values)
+    assert plan
+    assert next(part.bytes for part in plan.parts if part.name == "weights") == pytest.approx(2 * values, abs=2)
+    assert MEMORY_OF_1_3B.largest_block == sum(each.numel() for each in small.blocks[0].parameters())
 
 
 def test_the_plan_counts_the_weights_that_wait() -> None:

@@ -1,4 +1,4 @@
-"""How much memory FLUX.2 klein 9B takes, as counted; klein 4B takes less than half of it.
+"""How much memory FLUX.2 klein takes, as counted.
 
 Activations are not measured yet: they follow from FLUX.1's by the widths of the layers.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
 from sd_scripts.options.spec import OptionValues
 
-DOUBLES, SINGLES = 8, 24
-DOUBLE, SINGLE = 436_208_128, 218_104_064
-NORMS = 4 * 128, 2 * 128
-"""Values of a block that are not in Linear layers."""
+HEAD = 128
+ENCODED_LAYERS = 27
+"""Layers of Qwen3 that are loaded."""
 TEXT = 512
 """Tokens of every caption, padding included."""
 
@@ -27,30 +26,56 @@ def swap_counts(blocks_to_swap: int) -> tuple[int, int]:
     return double, (blocks_to_swap - double) * 2
 
 
-def swapped(blocks_to_swap: int) -> int:
-    double, single = swap_counts(blocks_to_swap)
-    return double * DOUBLE + single * SINGLE
+def memory_of(
+    *, width: int, doubles: int, singles: int, values: int, most_swapped: int, text_width: int, text_mlp_width: int
+) -> MemoryFacts:
+    """Return the facts of a model with these sizes, whose text encoder has 32 heads of queries and 8 of keys."""
+    double, single = 26 * width**2, 13 * width**2
+    """Values of Linear layers of a block."""
+    queries, keys = 32 * HEAD, 8 * HEAD
+    of_layer = 2 * text_width * (queries + keys) + 3 * text_width * text_mlp_width
+    encoder = ENCODED_LAYERS * of_layer
+    norms = ENCODED_LAYERS * (2 * text_width + 2 * HEAD)
+    kept = 36.62 * width * (2 * doubles + singles)  # bytes of a token that eager blocks keep
+    checkpointed = 2 * width * (doubles + singles) + 1.5 * kept / (2 * doubles + singles)
+
+    def swapped(blocks_to_swap: int) -> int:
+        many_double, many_single = swap_counts(blocks_to_swap)
+        return many_double * (double + 4 * HEAD) + many_single * (single + 2 * HEAD)
+
+    return MemoryFacts(
+        values={"denoiser": values, "text_encoder1": encoder + 151_936 * text_width + norms, "vae": 84_046_115},
+        largest_block=double + 4 * HEAD,
+        largest_weight=6 * width**2,
+        lora={
+            "denoiser": (34 * doubles + 15 * singles) * width,
+            "text_encoder1": ENCODED_LAYERS
+            * (5 * text_width + 2 * (queries + keys) + 2 * text_width + 3 * text_mlp_width),
+        },
+        quantized={
+            "denoiser": (doubles * double + singles * single, (22 * doubles + 10 * singles) * width),
+            "text_encoder1": (encoder, ENCODED_LAYERS * (queries + 2 * keys + 2 * text_width + 2 * text_mlp_width)),
+        },
+        swapped=swapped,
+        most_swapped=most_swapped,
+        units=tokens,
+        activations=Activations(
+            eager=Growing(kept, 5e7),
+            compiled=Growing(0.917 * kept, 5e7),
+            checkpointed=Growing(checkpointed, 5e7),
+            compiled_checkpointed=Growing(checkpointed, 5e7),
+            left=0.2,
+        ),
+        encode=1_640,
+        caption=40_000.0 * text_width,
+    )
 
 
-MEMORY = MemoryFacts(
-    values={"denoiser": 9_078_581_248, "text_encoder1": 5_831_883_520, "vae": 84_046_115},
-    largest_block=DOUBLE,
-    largest_weight=4_096 * 24_576,
-    lora={"denoiser": 2_588_672, "text_encoder1": 2_045_952},
-    quantized={
-        "denoiser": (DOUBLES * (DOUBLE - NORMS[0]) + SINGLES * (SINGLE - NORMS[1]), 1_703_936),
-        "text_encoder1": (5_209_325_568, 1_050_624),
-    },
-    swapped=swapped,
-    most_swapped=16,
-    units=tokens,
-    activations=Activations(
-        eager=Growing(6_000_000, 5e7),
-        compiled=Growing(5_500_000, 5e7),
-        checkpointed=Growing(480_000, 5e7),
-        compiled_checkpointed=Growing(480_000, 5e7),
-        left=0.2,
-    ),
-    encode=1_640,
-    caption=1.64e8,
+KLEIN_9B = memory_of(
+    **{"width": 4096, "doubles": 8, "singles": 24, "values": 9_078_581_248},
+    **{"most_swapped": 16, "text_width": 4096, "text_mlp_width": 12_288},
+)
+KLEIN_4B = memory_of(
+    **{"width": 3072, "doubles": 5, "singles": 20, "values": 3_875_544_576},
+    **{"most_swapped": 11, "text_width": 2560, "text_mlp_width": 9_728},
 )

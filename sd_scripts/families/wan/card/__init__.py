@@ -19,7 +19,7 @@ from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.wan.card.experts import trains_both
 from sd_scripts.families.wan.card.hub_files import FILES
-from sd_scripts.families.wan.card.memory_facts import MEMORY, tokens
+from sd_scripts.families.wan.card.memory_facts import MEMORY, MEMORY_OF_1_3B, tokens
 from sd_scripts.families.wan.card.options import RECOMMENDED, WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.speeds import GRAPHS
 from sd_scripts.formats.models.safetensors_header import Header
@@ -163,7 +163,9 @@ CARD = FamilyCard(
     bucket_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY, trains_two=trains_both),
+    plan=PlanCard(
+        tokens=tokens, graphs=GRAPHS, memory=MEMORY, memory_of_others=(MEMORY_OF_1_3B,), trains_two=trains_both
+    ),
     sample_defaults=SamplePrompt(width=832, height=480, frames=81, steps=50, scale=5.0),
     recognition=RecognitionCard(
         hub_words=("wan2", "wan-2"),

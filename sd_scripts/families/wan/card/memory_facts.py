@@ -54,3 +54,4 @@ def memory_of(
 RECOMPUTED = 1.5
 """Activations that a checkpointed block recomputes, relative to those of an eager one, as measured for FLUX.1."""
 MEMORY = memory_of(width=5120, mlp_width=13_824, blocks=40, values=14_288_491_584, vae=126_892_531, tokens=tokens)
+MEMORY_OF_1_3B = memory_of(width=1536, mlp_width=8_960, blocks=30, values=1_418_996_800, vae=126_892_531, tokens=tokens)
