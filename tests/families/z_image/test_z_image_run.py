@@ -61,6 +61,7 @@ def test_turbo_is_trained_with_its_adapter(model: str, more: dict[str, Any], adv
     values = {"learning_rate": 1e-4, "pretrained_model_name_or_path": model, **more}
     remarks = [str(remark) for remark in from_values(script_for("z_image", "lora"), values).remarks]
     assert any("set training_adapter, or train Z-Image's base model" in remark for remark in remarks) is advised
+    assert read_command_line("z_image", ["--ckpt", model])[0].remarks == []
 
 
 def sample_of(run: Run) -> np.ndarray:

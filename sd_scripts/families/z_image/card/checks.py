@@ -20,7 +20,8 @@ def overflows_in_fp16(values: OptionValues) -> Findings:
 def distilled_model_without_adapter(values: OptionValues) -> Findings:
     name = PurePath(values[ModelOptions].pretrained_model_name_or_path or "").name
     network = values.get(NetworkOptions)
-    if network and (network.training_adapter or network.base_weights):
+    generating = values.get(TrainingOptions) is None
+    if generating or (network and (network.training_adapter or network.base_weights)):
         return
     if TURBO.search(name) and not DE_TURBO.search(name):
         remedy = "set training_adapter, or train" if network else "train"
