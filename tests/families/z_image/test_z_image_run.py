@@ -47,6 +47,23 @@ def test_fp16_is_advised_against() -> None:
     assert "mixed_precision: Z-Image's activations overflow in fp16; set bf16" in remarks
 
 
+@pytest.mark.parametrize(
+    ("model", "more", "advised"),
+    [
+        ("z_image_turbo_bf16.safetensors", {}, True),
+        ("Tongyi-MAI/Z-Image-Turbo", {}, True),
+        ("z_image_turbo_bf16.safetensors", {"training_adapter": "a.safetensors"}, False),
+        ("z_image_de_turbo_v1_bf16.safetensors", {}, False),
+        ("z_image_bf16.safetensors", {}, False),
+    ],
+)
+def test_turbo_is_trained_with_its_adapter(model: str, more: dict[str, Any], advised: bool) -> None:
+    values = {"learning_rate": 1e-4, "pretrained_model_name_or_path": model, **more}
+    remarks = [str(remark) for remark in from_values(script_for("z_image", "lora"), values).remarks]
+    assert any("set training_adapter, or train Z-Image's base model" in remark for remark in remarks) is advised
+    assert read_command_line("z_image", ["--ckpt", model])[0].remarks == []
+
+
 def sample_of(run: Run) -> np.ndarray:
     (event,) = run.events_of("sample")
     return np.asarray(Image.open(event["path"])).astype(int)
