@@ -21,7 +21,7 @@ STEP = 128
 
 
 def padded_length(tokens: int, options: CompileOptions) -> int:
-    """Return the number of tokens that so many are padded to."""
+    """Return the number of tokens, text and padding."""
     step = STEP if options.compile else 1
     return -(-tokens // step) * step
 
