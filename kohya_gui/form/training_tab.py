@@ -119,11 +119,21 @@ class TrainingTab:
             values |= {n: v for n, v in own_values.items() if first_with[n] == family}
         return values
 
+    def _presets(self, family: str) -> list[tuple[str, str]]:
+        """Return titles and names of the presets, the family's first, the others in the order of the families."""
+        order = {name: number for number, name in enumerate((*self._families, ""), 1)} | {family: 0}
+        files = sorted((PRESETS / self.name).glob("*.toml"))
+        files.sort(key=lambda path: order.get(preset_family(path.stem), len(order)))
+        return [(preset_title(path), path.stem) for path in files]
+
+    def _selected(self, preset: str | None, family: str) -> Any:
+        """Return the update that shows a preset, or none, among those of a family."""
+        return gr.update(value=preset, choices=self._presets(family))
+
     # Layout
 
     def _configuration_row(self) -> None:
         tab = self.name
-        presets = [(preset_title(path), path.stem) for path in sorted((PRESETS / tab).glob("*.toml"))]
         small: dict[str, Any] = {"size": "sm", "min_width": 80, "scale": 0}
         with gr.Row(elem_classes="configuration"):
             self.file = gr.Dropdown(
@@ -135,7 +145,12 @@ class TrainingTab:
             self.save_as = gr.Button("Save as…", elem_id=f"{tab}-save-as", **small)
             first = first_preset(self._families[0])
             self.preset = gr.Dropdown(
-                presets, value=first, label="Preset", elem_id=f"{tab}-preset", scale=2, filterable=False
+                self._presets(self._families[0]),
+                value=first,
+                label="Preset",
+                elem_id=f"{tab}-preset",
+                scale=2,
+                filterable=False,
             )
             gr.Button("Presets…", elem_id=f"{tab}-presets", **small)  # presets.js
             self.compile = gr.Checkbox(
@@ -343,7 +358,7 @@ class TrainingTab:
             file = gr.update(value=draft.get("file") or "", choices=recent)
             preset = draft.get("preset") or ""
             shown_preset = preset if preset_family(preset) == family else None
-            updates |= {self.family: family, self.file: file, self.preset: shown_preset}
+            updates |= {self.family: family, self.file: file, self.preset: self._selected(shown_preset, family)}
             updates = self.form.changed(updates, self.form.first())
             return updates | ({self.run.message: self._message(remarks, "Settings restored")} if remarks else {})
 
@@ -367,7 +382,7 @@ class TrainingTab:
             text += f"; the preset {title} sets recommended values"
             button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
         selected = preset if preset and preset_family(preset) == family else None
-        return [selected, message("ok", text, more=Html("" if selected else button))]
+        return [self._selected(selected, family), message("ok", text, more=Html("" if selected else button))]
 
     def _opened(self, typed_path: str, recent: list[str], family: str) -> Updates:
         try:
@@ -427,7 +442,7 @@ class TrainingTab:
             **updates,
             self.family: family,
             self.file: gr.update(value=file),
-            self.preset: preset,
+            self.preset: self._selected(preset, family),
             self.draft.state: self.draft.of(full, family, file, preset, unsaved=unsaved),
             self.run.message: self._message([*remarks, *refusals], title),
             **self._not_saving(),

@@ -38,7 +38,7 @@ def before_after(row: RunRow) -> str:
         for prompt, before, after in pairs
     )
     more = '<button type="button" class="link" data-action="checkpoints">Larger</button>'
-    title = f"<h4>Before and after the training {more}</h4>"
+    title = f"<h3>Before and after the training {more}</h3>"
     return f'<div class="section">{title}<div class="before-after">{figures}</div></div>'
 
 

@@ -356,7 +356,7 @@ def compile_section(run_state: RunState) -> str:
     if run_state.breaks:
         lines += f'<p class="small">Graph breaks at {escape(some(run_state.breaks, MOST_BREAKS))}</p>'
     lines += compile_checks(run_state.checks)
-    return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'
+    return f'<div class="section"><h3>torch.compile</h3>{lines}{compiled_graphs(run_state)}</div>'
 
 
 def compile_checks(checks: CompileChecks) -> str:
@@ -394,7 +394,7 @@ def files(run_state: RunState, run: int) -> str:
         f"<details><summary>{len(more)} more</summary><ul class='files'>{''.join(more)}</ul></details>" if more else ""
     )
     return (
-        f'<div class="section"><h4>Saved files</h4><ul class="files">{"".join(first)}</ul>{rest}'
+        f'<div class="section"><h3>Saved files</h3><ul class="files">{"".join(first)}</ul>{rest}'
         f'<p class="where">in {with_copy_button(str(run_state.saved[-1].path.parent))}</p></div>'
     )
 
@@ -423,4 +423,4 @@ def warnings(run_state: RunState, links: FieldLinks = NO_LINKS) -> str:
     if not run_state.warnings:
         return ""
     rows = "".join(f"<li>{links.sentence(text)}</li>" for text in list(dict.fromkeys(run_state.warnings))[-8:])
-    return f'<div class="section section-warning"><h4>Warnings</h4><ul>{rows}</ul></div>'
+    return f'<div class="section section-warning"><h3>Warnings</h3><ul>{rows}</ul></div>'

@@ -23,6 +23,8 @@ interface StudioOfLaterScripts {
   // tools/images.js
   editImages(folder: string, images?: string[]): Promise<void>;
   // generate/
+  canRate(candidates: { images: (string | null)[] }[]): boolean;
+  rate(candidates: { name: string; images: (string | null)[] }[], titles: string[]): void;
   compareCheckpoints(run: any): Promise<void>;
   tryRun(run: any): Promise<void>;
   useInGenerate(route: string): Promise<void>;

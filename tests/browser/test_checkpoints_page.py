@@ -61,8 +61,10 @@ def test_checkpoints_are_compared_from_the_form_to_the_grid(
     with Image.open(download.value.path()) as grid:
         assert grid.width > 4 * 64
 
+    rate_by_eye(page, dialog)
+
     dialog.locator(".checkpoint-grid .sample").first.click()
-    large = page.locator("dialog.checkpoint-large")
+    large = page.get_by_role("dialog", name="Image", exact=True)
     caption = large.locator(".shown figcaption")
     expect(caption).to_contain_text("step 2 × 0.5")
     large.locator("[data-action=pin]").click()
@@ -79,3 +81,24 @@ def test_checkpoints_are_compared_from_the_form_to_the_grid(
     form = page.locator("#generate")
     expect(form.locator("#generate-prompt textarea")).to_have_value("a blue square")
     expect(form.locator("#generate-image_seed input")).to_have_value("7")
+
+
+def rate_by_eye(page: Any, dialog: Any) -> None:
+    """Prefer the left image of a pair, and call another pair equal; names are seen afterwards only."""
+    dialog.get_by_role("button", name="Rate by eye").click()
+    rating = page.get_by_role("dialog", name="Rate by eye")
+    expect(rating.get_by_role("status")).to_have_text("Which is better? 1 of 12")  # two prompts, four sides
+    expect(rating.get_by_role("img")).to_have_count(2)
+    assert "step" not in rating.inner_text()
+    for key in ("ArrowRight", "Backspace", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+    expect(rating.get_by_role("status")).to_have_text("Which is better? 3 of 12")
+    rating.get_by_role("button", name="Show the result").click()
+    expect(rating).to_contain_text("After 2 of 12 pairs")
+    expect(rating.locator("tbody tr")).to_have_count(4)
+    columns = [rating.locator(f"tbody td:nth-of-type({place})").all_inner_texts() for place in (1, 2, 3)]
+    assert [sum(map(int, column)) for column in columns] == [1, 2, 1]
+    assert set(rating.locator("tbody th").all_inner_texts()) == {
+        f"step {step} × {strength}" for step in (2, 4) for strength in ("0.5", "1")
+    }
+    page.keyboard.press("Escape")

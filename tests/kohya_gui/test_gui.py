@@ -346,6 +346,14 @@ def test_every_preset_opens_as_the_family_of_its_name():
     assert opened == {file.stem: preset_family(file.stem) for file in files}
 
 
+def test_the_list_of_presets_begins_with_those_of_the_chosen_family(tab):
+    first = [title for title, _ in tab.preset.choices]
+    chosen = [title for title, _ in tab._chosen("krea2", None)[0]["choices"]]
+    assert first[0].startswith("SDXL ")
+    assert chosen[0].startswith("Krea 2 ")
+    assert {*chosen} == {*first}
+
+
 def test_every_preset_has_a_description():
     for path in PRESETS.glob("*/*.toml"):
         assert preset_title(path).startswith(

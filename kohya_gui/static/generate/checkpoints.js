@@ -255,7 +255,16 @@
       if (file) link.href = address(file);
     }
     write(parts.apart, result.no_grid_clip ?? "");
+    parts.rate.hidden = !Studio.canRate(candidates());
   };
+
+  const candidates = () =>
+    columnsOf(answer.result).map((column) => {
+      const images = answer.result.prompts.map((_, row) => cellAt(row, column)?.image).map((file) => (file ? address(file) : null));
+      const { strengths } = answer.result;
+      return { name: `${column.checkpoint.label}${strengths.length > 1 ? ` × ${column.strength}` : ""}`, images };
+    });
+  const rate = () => Studio.rate(candidates(), answer.result.prompts.map(({ prompt, seed }) => `${prompt} · seed ${seed}`));
 
   // One image large, or two side by side
 
@@ -359,15 +368,16 @@
       download: el("a", { class: "sample-download", download, hidden: true }, "Download as one image"),
       playable: el("a", { class: "sample-download", download: `${run.name}-checkpoints.mp4`, hidden: true }, "Download as one clip"),
       apart: el("span", { class: "quiet" }),
+      rate: button("Rate by eye…", rate, { hidden: true, "data-action": "rate", title: "Choose the better of two images without their names" }),
     };
     const { settings, said, failed, bar, doing, best, unfinished, losses, grid } = parts;
     const choose = el("label", {}, "The best is the ", rule);
     const percent = el("label", { hidden: true }, "within ", within, " %");
     const stopping = button("Stop", stop, { "data-action": "stop-comparison" });
     parts.job = el("div", { class: "checkpoints-job", hidden: true }, bar, doing, stopping);
-    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.download, parts.playable, parts.apart);
+    const verdict = el("div", { class: "checkpoints-verdict" }, best, choose, percent, parts.rate, parts.download, parts.playable, parts.apart);
     parts.result = el("section", { hidden: true }, unfinished, verdict, losses, grid);
-    const title = el("h3", {}, `Checkpoints of ${run.name}`);
+    const title = el("h2", {}, `Checkpoints of ${run.name}`);
     dialog.replaceChildren(title, Studio.closer(dialog), settings, said, parts.job, failed, parts.result);
   };
 

@@ -368,8 +368,22 @@
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
     write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} images in ${answer.folder}` : "");
     home.take.hidden = !images.length;
+    home.rate.hidden = !Studio.canRate(compared().candidates);
     home.empty.hidden = images.length > 0 || state.requests.length > 0;
   };
+
+  /** The images of the newest comparison of values, by value, with a row for each prompt and seed. */
+  const compared = () => {
+    const optionsOf = (words) => words.split(", ").map((each) => each.replace(/ [^ ]*$/, "")).join();
+    const labelled = images.filter(({ name, parameters: p }) => p?.sweep && !name.endsWith(GRID));
+    const own = labelled.filter(({ parameters: p }) => optionsOf(p.sweep) === optionsOf(labelled[0].parameters.sweep));
+    const rowOf = ({ parameters: p }) => `${p.prompt} · seed ${p.seed}`;
+    const rows = [...new Set(own.map(rowOf))];
+    const byName = new Map(own.map(({ parameters: p }) => [p.sweep, rows.map(() => null)]));
+    for (const each of own) byName.get(each.parameters.sweep)[rows.indexOf(rowOf(each))] ??= source(each);
+    return { candidates: [...byName].map(([name, made]) => ({ name, images: made })), rows };
+  };
+  const rate = () => Studio.rate(compared().candidates, compared().rows);
 
   const useAsRegularisation = () => Studio.useAsRegularisation(folder, images.map(({ name }) => name), images[0].parameters?.prompt ?? "");
 
@@ -425,13 +439,14 @@
       folder: el("p", { class: "quiet where" }),
       images: el("div", { class: "generate-images" }),
       take: button("Use as regularisation images…", useAsRegularisation, { class: "link", hidden: true }),
+      rate: button("Rate the compared images by eye…", rate, { class: "link", hidden: true, "data-action": "rate" }),
       empty: el("div", { class: "run-none" }, el("p", { class: "run-title" }, "No images yet"), el("p", {}, hint)),
     };
-    const { form, said, free, requests, warnings, process, folder, images: grid, take, empty } = home;
+    const { form, said, free, requests, warnings, process, folder, images: grid, take, rate: rating, empty } = home;
     element.className = "board";
     const head = el("div", { class: "section-head" }, choice, from, file, start);
     element.replaceChildren(el("section", { class: "card generate-card" }, head, said, form));
-    side.replaceChildren(el("div", { class: "generate-head" }, process, free), requests, warnings, empty, grid, folder, take);
+    side.replaceChildren(el("div", { class: "generate-head" }, process, free), requests, warnings, empty, grid, folder, rating, take);
     choice.addEventListener("change", () => {
       draw(kept()[choice.value]);
       changed();

@@ -65,7 +65,7 @@
     const about = "The base model draws the class, and training sees these images as often as yours. So it keeps its idea of the class while it is taught your subject.";
     dialog.replaceChildren(
       Studio.closer(dialog),
-      el("h3", {}, "Regularisation images"),
+      el("h2", {}, "Regularisation images"),
       el("p", { class: "quiet" }, about),
       parts.form,
       parts.needs,
@@ -237,7 +237,7 @@
       });
     taking.replaceChildren(
       Studio.closer(taking),
-      el("h3", {}, `Use ${images(names.length)} as regularisation images`),
+      el("h2", {}, `Use ${images(names.length)} as regularisation images`),
       el("p", { class: "quiet" }, "They are copied into a folder of the class, with their prompts as captions."),
       el(
         "form",

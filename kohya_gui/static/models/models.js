@@ -94,7 +94,7 @@ var Models = (() => {
     const others = part.here.filter(({ name }) => !names.includes(name));
     const own = others.map((each) => el("li", { class: "models-here" }, el("div", {}, el("b", {}, each.name), el("span", { class: "row-small" }, "on this machine")), used(each)));
     const note = part.optional ? el("span", { class: "quiet" }, " only if you want it") : null;
-    return el("section", {}, el("h4", {}, part.title, note), el("ul", {}, ...own, ...offered));
+    return el("section", {}, el("h3", {}, part.title, note), el("ul", {}, ...own, ...offered));
   };
   const drawNeeds = () => {
     const required = data.needs.filter((part) => !part.optional);
@@ -266,9 +266,9 @@ var Models = (() => {
       el(
         "div",
         { class: "models board" },
-        card(el("div", { class: "models-head" }, el("h3", {}, "Needed for"), home.family), home.token, home.said, home.needs, home.ways, saved),
-        el("div", { class: "models-side" }, card(el("h3", {}, "Downloads"), home.none, home.downloads), card(pasted)),
-        card(el("div", { class: "models-head" }, el("h3", {}, "On this machine"), home.filter, button("Scan again", () => act(load))), home.folders, el("div", {}, add), home.files, home.more),
+        card(el("div", { class: "models-head" }, el("h2", {}, "Needed for"), home.family), home.token, home.said, home.needs, home.ways, saved),
+        el("div", { class: "models-side" }, card(el("h2", {}, "Downloads"), home.none, home.downloads), card(pasted)),
+        card(el("div", { class: "models-head" }, el("h2", {}, "On this machine"), home.filter, button("Scan again", () => act(load))), home.folders, el("div", {}, add), home.files, home.more),
       ),
     );
   };

@@ -13,9 +13,9 @@ var StudioComparison = class {
     this.element = el(
       "section",
       { class: "comparison", "aria-label": "Comparison" },
-      el("div", { class: "section-head" }, el("h3", {}, `Comparing ${this.runs.length} runs`), this.close),
+      el("div", { class: "section-head" }, el("h2", {}, `Comparing ${this.runs.length} runs`), this.close),
       this.chart,
-      el("h4", {}, "Different settings"),
+      el("h3", {}, "Different settings"),
       this.differences(answer.settings),
       this.samplesSection(),
     );
@@ -54,7 +54,7 @@ var StudioComparison = class {
     if (!this.runs.some((run) => run.samples.length)) return el("p", { class: "quiet" }, "These runs have no samples");
     const every = checkbox(false, () => this.drawSamples(!every.checked));
     this.drawSamples(true);
-    const head = el("div", { class: "section-head" }, el("h4", {}, "Samples"), el("label", {}, every, "All steps"));
+    const head = el("div", { class: "section-head" }, el("h3", {}, "Samples"), el("label", {}, every, "All steps"));
     return el("div", { class: "comparison-samples" }, head, this.samples);
   }
 

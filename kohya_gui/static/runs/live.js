@@ -51,7 +51,7 @@
         this.console.element,
         section("where"),
       );
-      this.title = el("h4", { class: "live-title", hidden: true });
+      this.title = el("h3", { class: "live-title", hidden: true });
       this.element = el("div", { class: "live" }, this.waiting, this.title, this.none, this.run, this.status);
       this.element.addEventListener("click", (event) => this.clicked(event));
       this.nothing(...NO_RUN);

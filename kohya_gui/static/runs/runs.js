@@ -225,13 +225,13 @@
     home.rows = history.tBodies[0];
     const { pause, goOn } = home;
     const switches = [el("label", {}, pause, "Pause"), el("label", {}, goOn, "Continue after a failed run")];
-    const queueHead = el("div", { class: "section-head" }, el("h3", {}, "Queue"), ...switches);
+    const queueHead = el("div", { class: "section-head" }, el("h2", {}, "Queue"), ...switches);
     element.className = "board";
     element.replaceChildren(
       home.said,
       card(queueHead, home.notice, home.queue, home.empty),
       card(
-        el("div", { class: "section-head" }, el("h3", {}, "Runs"), home.find, home.compare, home.remove),
+        el("div", { class: "section-head" }, el("h2", {}, "Runs"), home.find, home.compare, home.remove),
         home.confirm,
         el("div", { class: "scroll past" }, history, home.none, home.older),
         el("label", { class: "quiet" }, notify, "Notify me in this browser when a run ends"),

@@ -12,7 +12,7 @@ var StudioSamples = (() => {
       this.element = el(
         "div",
         { class: "section samples", hidden: true },
-        el("div", { class: "section-head" }, el("h4", {}, "Samples"), this.more),
+        el("div", { class: "section-head" }, el("h3", {}, "Samples"), this.more),
         this.groups,
       );
       this.dialog = this.makeDialog();

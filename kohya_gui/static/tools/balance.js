@@ -126,7 +126,7 @@ var Balance = (() => {
       bar.style.width = `${(100 * found.length) / total}%`;
       return el("li", {}, button(name, select, { class: "link", title: "Select these images" }), el("span", { class: "share", "aria-hidden": "true" }, bar), el("span", {}, String(found.length)));
     };
-    const section = ([title, remark, rows]) => el("section", {}, el("h4", {}, title), remark ? el("p", { class: "quiet" }, remark) : "", el("ul", {}, ...rows.map(row)));
+    const section = ([title, remark, rows]) => el("section", {}, el("h3", {}, title), remark ? el("p", { class: "quiet" }, remark) : "", el("ul", {}, ...rows.map(row)));
     const missing = never.length ? `No caption mentions ${never.join("; ")}. A model learns least about what it never sees.` : "";
     dialog.append(
       Studio.closer(dialog),

@@ -86,7 +86,7 @@
       "torch.compile keeps here what it has compiled, so that later runs start quickly. Export it as one file to " +
       "start quickly on another machine with the same GPU, CPU and version of PyTorch.";
     const actions = el("div", { class: "run-actions" }, ...buttons, file, link);
-    const head = [el("h3", {}, "Compiler cache"), el("p", { class: "quiet" }, about)];
+    const head = [el("h2", {}, "Compiler cache"), el("p", { class: "quiet" }, about)];
     element.className = "board";
     element.replaceChildren(card(...head, facts, actions, confirm, status, said));
     act(() => ask("compile-cache"));

@@ -89,12 +89,12 @@
     const diagnostics =
       "A zip with these checks, the versions of all packages, and settings, events and console output of runs. Keys " +
       "and tokens, home folders and the names of user and machine are removed. Look through it before you send it.";
-    const head = el("div", { class: "section-head" }, el("h3", {}, "This machine"), home.cancel, home.check);
+    const head = el("div", { class: "section-head" }, el("h2", {}, "This machine"), home.cancel, home.check);
     element.className = "board";
     element.replaceChildren(
       card(head, el("p", { class: "quiet" }, checks), home.bar, home.status, home.said, home.table),
       card(
-        el("h3", {}, "Diagnostics for a bug report"),
+        el("h2", {}, "Diagnostics for a bug report"),
         el("p", { class: "quiet" }, diagnostics),
         el("div", { class: "run-actions" }, home.runs, home.collect, home.link),
       ),

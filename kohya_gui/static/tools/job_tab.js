@@ -169,7 +169,7 @@ var JobTab = (() => {
       home.stop.hidden = over;
       home.stop.disabled = state === "stopping";
       home.resume.hidden = state !== "stopped" && state !== "lost" && state !== "failed";
-      const parts = [el("h3", {}, result?.tried ? "Tried on five images" : "Result")];
+      const parts = [el("h2", {}, result?.tried ? "Tried on five images" : "Result")];
       if (!state) parts.push(el("p", { class: "quiet" }, empty));
       else if (!over) parts.push(progress(job));
       else if (state === "stopped") parts.push(note("warning", stopped(job)));
@@ -177,7 +177,7 @@ var JobTab = (() => {
       if (result) parts.push(el("p", {}, `${result.sentence}. Took ${Studio.duration(job.seconds)}`));
       for (const text of warnings ?? []) parts.push(note("warning", text));
       if (result) parts.push(...shown(job));
-      if (job.waiting.length) parts.push(el("h4", {}, "Waiting"), el("ul", { class: "job-queue" }, ...job.waiting.map(waitingJob)));
+      if (job.waiting.length) parts.push(el("h3", {}, "Waiting"), el("ul", { class: "job-queue" }, ...job.waiting.map(waitingJob)));
       home.result.replaceChildren(...parts);
     };
     const waitingJob = ({ id, folder, images, method: by }) =>

@@ -5,7 +5,7 @@ var StudioLoraReport = (() => {
   const MARGIN = { left: 40, right: 6, top: 8, bottom: 40 };
 
   const short = (value) => Number(value.toPrecision(3)).toString();
-  const section = (title, ...children) => el("div", {}, el("h4", {}, title), ...children);
+  const section = (title, ...children) => el("div", {}, el("h3", {}, title), ...children);
   const pairs = (rows) => el("dl", {}, ...rows.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
 
   // Axis from 0 to `highest` with about four lines

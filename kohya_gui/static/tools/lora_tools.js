@@ -308,7 +308,7 @@
     home.start.disabled = !over;
     home.stop.hidden = over;
     home.stop.disabled = state === "stopping";
-    const parts = [el("h3", {}, job.tool ? title : "Result")];
+    const parts = [el("h2", {}, job.tool ? title : "Result")];
     if (!job.tool) parts.push(el("p", { class: "quiet" }, "Choose files and press Start. Tools compute on the CPU, alongside a training."));
     else if (!over) {
       const bar = el("div", { class: `bar${total ? "" : " bar-unknown"}`, role: "progressbar", "aria-label": "Progress", "aria-valuenow": total ? Math.round((100 * done) / total) : null }, el("i"));
@@ -356,7 +356,7 @@
     home = {
       element,
       nav: el("nav", { class: "tools", "aria-label": "LoRA tools" }, ...links),
-      title: el("h3"),
+      title: el("h2"),
       about: el("p", { class: "quiet" }),
       form: el("div", { class: "tool-fields" }),
       start: button("Start", start, { class: "start", "data-action": "start-tool" }),

@@ -57,7 +57,7 @@
     fields = { text, repo, token, public: everyone, buttons, status, said };
     const lines = [...Object.entries(sources).map(([name, path]) => `${name}: ${path}`), ...omissions];
     dialog.replaceChildren(
-      el("h3", {}, "Publish"),
+      el("h2", {}, "Publish"),
       el("p", {}, `${label}: ${help}`),
       text,
       el("p", {}, "Published:"),
