@@ -368,7 +368,7 @@
       download: el("a", { class: "sample-download", download, hidden: true }, "Download as one image"),
       playable: el("a", { class: "sample-download", download: `${run.name}-checkpoints.mp4`, hidden: true }, "Download as one clip"),
       apart: el("span", { class: "quiet" }),
-      rate: button("Rate by eye…", rate, { hidden: true, "data-action": "rate", title: "Choose the better of two images without their names" }),
+      rate: button("Rate by eye…", rate, { class: "quiet-button", hidden: true, "data-action": "rate", title: "Choose the better of two images without their names" }),
     };
     const { settings, said, failed, bar, doing, best, unfinished, losses, grid } = parts;
     const choose = el("label", {}, "The best is the ", rule);

@@ -73,7 +73,7 @@
     const seen = best[0].better + best[0].same + best[0].worse;
     return best.length > 1
       ? `No winner: ${best.map(({ name }) => name).join(" and ")} are equal`
-      : `Preferred: ${best[0].name}, better in ${best[0].better} of its ${seen} pairs`;
+      : `Preferred: ${best[0].name}, better in ${best[0].better} of ${seen}`;
   };
   const result = () => {
     const counts = counted();
