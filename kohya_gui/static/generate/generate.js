@@ -366,7 +366,7 @@
       return made;
     };
     home.images.replaceChildren(...images.map((image) => old.get(image.name) ?? small(image)));
-    write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} images in ${answer.folder}` : "");
+    write(home.folder, images.length ? `${answer.total > images.length ? `The newest ${images.length} of ${answer.total}` : answer.total} image${answer.total === 1 ? "" : "s"} in ${answer.folder}` : "");
     home.take.hidden = !images.length;
     home.rate.hidden = !Studio.canRate(compared().candidates);
     home.empty.hidden = images.length > 0 || state.requests.length > 0;
