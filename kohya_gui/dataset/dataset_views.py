@@ -6,6 +6,7 @@ A page names images by the keys of a view it was given, never by a path: what wa
 import base64
 import binascii
 import logging
+import os
 import secrets
 import threading
 from collections import OrderedDict
@@ -294,7 +295,8 @@ def _masked(opened: Settings, answer: Mapping[str, Any]) -> dict[str, Any]:
     any masks, that masked_loss is off: it may be left over from other images."""
     values = opened.values()
     trained = [image for image in answer["images"] if image["role"] in ("trained", "validation")]
-    roots = {usual_root(Path(image["path"]).parent) for image in trained}
+    folders = {os.path.dirname(image["path"]) for image in trained}  # much faster than the parents of 10,000 paths
+    roots = {usual_root(Path(folder)) for folder in folders}
     in_folder = values["train_data_dir"] and not (values["dataset_config"] or values.get("in_json"))
     if not in_folder or values["conditioning_data_dir"] or values["alpha_mask"]:
         return {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sd_scripts.formats.fast_json import loads
 from sd_scripts.formats.private import private_file, private_folder
 from sd_scripts.runs.store import store_path
 
@@ -62,7 +63,7 @@ def measures_of(keys: Iterable[str]) -> dict[str, Measures]:
             chunk = wanted[start : start + AT_ONCE]
             marks = ",".join("?" * len(chunk))
             rows = db.execute(f"SELECT key, measures FROM images WHERE key IN ({marks})", chunk).fetchall()
-            for (key, _), values in zip(rows, json.loads(f"[{','.join(text for _, text in rows)}]"), strict=True):
+            for (key, _), values in zip(rows, loads(f"[{','.join(text for _, text in rows)}]".encode()), strict=True):
                 faces = None if values["faces"] is None else tuple(tuple(face) for face in values["faces"])
                 found[key] = Measures(**{**values, "bars": tuple(values["bars"]), "faces": faces})
 
