@@ -77,11 +77,15 @@ def components() -> Components:
 
 @pytest.fixture(scope="module")
 def whole_encoder(components: Components) -> Any:
-    """A Qwen3 with further layers, whose first ones are the miniature's."""
-    config = tiny_config(components.text_encoders[0].config.vocab_size, LAYERS[-1] + 2)
-    encoder = Qwen3ForCausalLM(Qwen3Config(**config)).eval().requires_grad_(False)
+    return with_further_layers(components.text_encoders[0])
+
+
+def with_further_layers(layers: Any) -> Any:
+    """Return a whole Qwen3, whose first layers are these."""
+    encoder = Qwen3ForCausalLM(Qwen3Config(**tiny_config(layers.config.vocab_size, LAYERS[-1] + 2)))
+    encoder.eval().requires_grad_(False)
     randomize(encoder, torch.Generator().manual_seed(5))
-    encoder.model.load_state_dict(components.text_encoders[0].state_dict(), strict=False)
+    encoder.model.load_state_dict(layers.state_dict(), strict=False)
     return encoder
 
 
