@@ -4,14 +4,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from benchmarks.full_size.common.weights import random_weights, unknown
+from benchmarks.full_size.common.weights import quieter, unknown, write_components
 from benchmarks.full_size.flux import OPTIONS as FLUX_OPTIONS
-from benchmarks.full_size.flux import QUIET
 from benchmarks.full_size.flux import ROWS as ROWS
 from sd_scripts.families.chroma.card import CARD
 from sd_scripts.families.chroma.full_size import modules as modules
-from sd_scripts.families.common.components import DENOISER
-from sd_scripts.library.files.safetensors_io import save_model
 
 OPTIONS = {
     method: {name: value for name, value in options.items() if name != "guidance_scale"}
@@ -30,11 +27,4 @@ def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
 
 def write_files(folder: Path) -> dict[str, Path]:
     """Write the model's files, 27 GB in bf16; return them by the options that name them."""
-    files = {}
-    for component in CARD.files.components:
-        weights = random_weights(modules()[component.name])
-        if component.name == DENOISER:
-            weights["distilled_guidance_layer.out_proj.weight"] *= QUIET
-        files[component.option] = folder / f"{component.option}.safetensors"
-        save_model(files[component.option], weights, {})
-    return files
+    return write_components(CARD, modules(), folder, quieter("distilled_guidance_layer.out_proj.weight"))

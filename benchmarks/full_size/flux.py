@@ -16,14 +16,9 @@ from benchmarks.full_size.common.rows import (
     QUANTIZED,
     UNRECORDED,
 )
-from benchmarks.full_size.common.weights import random_weights, unknown
-from sd_scripts.families.common.components import DENOISER
+from benchmarks.full_size.common.weights import quieter, unknown, write_components
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.full_size import modules
-from sd_scripts.library.files.safetensors_io import save_model
-
-QUIET = 0.3
-"""Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "lora": {
@@ -85,12 +80,4 @@ def predict(denoiser: nn.Module, width: int, height: int, controls: int = 0) -> 
 
 def write_files(folder: Path) -> dict[str, Path]:
     """Write the model's files, 33 GB in bf16; return them by the options that name them."""
-    files = {}
-    for component in CARD.files.components:
-        weights = random_weights(modules()[component.name])
-        if component.name == DENOISER:
-            for name in weights:
-                weights[name] *= QUIET if "mod" in name else 1.0
-        files[component.option] = folder / f"{component.option}.safetensors"
-        save_model(files[component.option], weights, {})
-    return files
+    return write_components(CARD, modules(), folder, quieter("mod"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.full_size.common.rows import video_options, video_rows
+from benchmarks.full_size.common.rows import options_of, video_rows
 from benchmarks.full_size.common.vocabulary import save_tokenizer
 from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.common.components import DENOISER
@@ -22,7 +22,7 @@ from sd_scripts.library.text.tokenizers import LLAMA
 QUIET = 0.3
 """Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
 
-OPTIONS = video_options(RECOMMENDED)
+OPTIONS = options_of(RECOMMENDED)
 """Options of all rows, by training method."""
 ROWS = video_rows(34)
 """Rows of the benchmark by training method and name: the options that distinguish each."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.full_size.common.rows import video_options, video_rows
+from benchmarks.full_size.common.rows import options_of, video_rows
 from benchmarks.full_size.common.vocabulary import save_tokenizer
 from benchmarks.full_size.common.weights import random_weights, unknown
 from sd_scripts.families.common.components import VAE
@@ -19,7 +19,7 @@ from sd_scripts.testing.miniature import t5_tokenizer
 LAYERS: int = UMT5["num_layers"]
 SHORT_ENCODER = {"layers": 2}
 """Arguments of write_files for a text encoder that is written quickly."""
-OPTIONS = video_options(RECOMMENDED)
+OPTIONS = options_of(RECOMMENDED)
 """Options of all rows, by training method."""
 ROWS = video_rows(36)
 """Rows of the benchmark by training method and name: the options that distinguish each."""

@@ -45,11 +45,28 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 SMALL = COMPILED | CHECKPOINTING
 
 
-def video_options(recommended: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of all rows of a family of clips, by training method."""
+def options_of(recommended: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of all rows of a family, by training method."""
     lora = {"network_dim": 16, "network_alpha": 8.0, "network_train_unet_only": True, "learning_rate": 1e-4}
     full = {"full_bf16": True, "learning_rate": 1e-5}
     return {"lora": {**lora, **recommended}, "full": {**full, **recommended}}
+
+
+def image_rows(most: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the rows of a family of images by training method and name; `most`: blocks that are swapped."""
+    return {
+        "lora": {
+            "eager": {},
+            "compiled": COMPILED,
+            "graphs": GRAPHS,
+            "compiled_unrecorded": COMPILED | UNRECORDED,
+            "compiled_checkpointing": SMALL,
+            "fp8_compute": COMPILED | {"fp8_compute": True},
+            "fp8_base": SMALL | {"fp8_base": True},
+            f"swap{most}_fp8": SMALL | {"blocks_to_swap": most, "fp8_base": True},
+        },
+        "full": {"compiled_checkpointing": SMALL, "fused": FUSED},
+    }
 
 
 def video_rows(most: int) -> dict[str, dict[str, dict[str, Any]]]:

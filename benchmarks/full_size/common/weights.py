@@ -1,11 +1,16 @@
 """Random weights for full-size models: only their sizes matter."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from sd_scripts.families.cards.family_card import DENOISER, FamilyCard
+from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.library.files.state_dicts import State
 
 DRAWN = 2**22 + 1
 """Numbers that are drawn and then repeated, since drawing billions takes minutes; odd, so that the rows of a matrix
@@ -42,6 +47,37 @@ def random_weights(module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> di
         else:
             weights[name] = drawn(name, empty, BIASED)
     return weights
+
+
+def write_components(
+    card: FamilyCard,
+    modules: Mapping[str, nn.Module],
+    folder: Path,
+    change: Callable[[str, State], State] = lambda name, weights: weights,
+) -> dict[str, Path]:
+    """Write random weights of these components, as `change` returns them for a component's name; return the files by
+    the options that name them."""
+    files = {}
+    for component in card.files.components:
+        if component.name in modules:
+            files[component.option] = folder / f"{component.option}.safetensors"
+            save_model(files[component.option], change(component.name, random_weights(modules[component.name])), {})
+    return files
+
+
+QUIET = 0.3
+"""Scale of the weights of modulations, without which the activations of random blocks grow from block to block."""
+
+
+def quieter(*words: str) -> Callable[[str, State], State]:
+    """Return a change that makes the denoiser's weights with one of these words in their names smaller."""
+
+    def change(name: str, weights: State) -> State:
+        for key in weights if name == DENOISER else ():
+            weights[key] *= QUIET if any(word in key for word in words) else 1.0
+        return weights
+
+    return change
 
 
 Predict = Callable[[nn.Module, int, int], Tensor]
