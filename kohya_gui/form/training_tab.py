@@ -121,13 +121,13 @@ class TrainingTab:
 
     def _presets(self, family: str) -> list[tuple[str, str]]:
         """Return titles and names of the presets, the family's first, the others in the order of the families."""
-        order = {name: number for number, name in enumerate((*self._families, ""), 1)} | {family: 0}
+        order = {name: number for number, name in enumerate(self._families, 1)} | {family: 0}
         files = sorted((PRESETS / self.name).glob("*.toml"))
-        files.sort(key=lambda path: order.get(preset_family(path.stem), len(order)))
+        files.sort(key=lambda path: order.get(preset_family(path.stem), len(order) + 1))
         return [(preset_title(path), path.stem) for path in files]
 
     def _selected(self, preset: str | None, family: str) -> Any:
-        """Return the update that shows a preset, or none, among those of a family."""
+        """Return an update of the list of presets: this one selected, or none, and the family's presets first."""
         return gr.update(value=preset, choices=self._presets(family))
 
     # Layout

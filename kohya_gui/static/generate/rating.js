@@ -27,7 +27,7 @@
     );
 
   const vote = (how) => {
-    if (votes.length === pairs.length) return;
+    if (!dialog.querySelector(".figures")) return; // the result is shown: a key is about no pair
     votes.push(how);
     draw();
   };

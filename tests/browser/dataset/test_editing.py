@@ -120,4 +120,9 @@ def test_a_bulk_edit_shows_its_changes_first_and_removed_images_come_back(side: 
     side.get_by_role("button", name="Undo").click()
     expect(page.locator(".dataset-status")).to_contain_text("3 images")
     assert (photos / "b.txt").read_text() == "lion, garden"
+    page.locator(".image-grid").focus()
+    for key, left in (("Delete", 0), ("Control+z", 3)):
+        page.keyboard.press("Control+a")
+        page.keyboard.press(key)
+        expect(page.locator(".dataset-status")).to_contain_text(f"{left} images")
     assert too_wide(page) == set()

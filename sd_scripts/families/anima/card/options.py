@@ -7,7 +7,7 @@ RECOMMENDED = {"timestep_sampling": "sigmoid"}
 LONGEST = 512
 """Tokens of a caption, in Qwen3's and in T5's; longer ones are truncated."""
 PARTS = {"llm_adapter.": 4, "adaln_modulation": 3, ".self_attn.": 0, ".cross_attn.": 1, ".mlp.": 2}
-"""Text in the names of a part's parameters, the first of which counts -> its place in block_lr; the rest is last."""
+"""Text in a parameter's name -> its place in block_lr. The first match counts; all other parameters come last."""
 AS_TRAINED = f"captions are read up to {LONGEST} tokens, as the model was trained"
 
 

@@ -1,4 +1,4 @@
-"""The causal VAE in miniature: its sizes, and latents like those of Qwen-Image's."""
+"""The causal VAE in miniature: its sizes, and latents with the mean and deviation of Qwen-Image's."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryF
 from sd_scripts.options.spec import OptionValues
 
 BLOCKS, BLOCK, NOT_LINEAR = 28, 434_159_872, 49_408
-"""Blocks, values of one, and those of them that are not in Linear layers."""
+"""Number of blocks, values in a block, and how many of these are outside its Linear layers."""
 CAPTION = 128
 """Tokens of a usual caption."""
 
