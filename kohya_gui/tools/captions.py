@@ -29,7 +29,7 @@ OF_METHODS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((o.name for o in each_option(TaggerOptions)), ("tagger",)),
     **dict.fromkeys((o.name for o in each_option(EndpointOptions)), ("endpoint",)),
     **dict.fromkeys((o.name for o in each_option(CaptionTextOptions)), ("captioner", "endpoint")),
-    **dict.fromkeys(("min_length", "num_beams", "top_p", "dtype", "load_in_8bit"), ("captioner",)),
+    **dict.fromkeys(("min_length", "num_beams", "top_p", "dtype", "load_in_8bit", "compile"), ("captioner",)),
     **dict.fromkeys(("prefix", "postfix"), ("tagger", "captioner", "endpoint")),
     **dict.fromkeys(("model_dir", "batch_size", "download"), ("tagger", "captioner")),
 }

@@ -34,6 +34,8 @@ class Captioner:
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if options.load_in_8bit and self._device.type != "cuda":
             raise ValueError("load_in_8bit: bitsandbytes needs a GPU; turn it off")
+        if options.compile and self._device.type != "cuda":
+            raise ValueError("compile: a captioner is compiled for a GPU only; turn it off")
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         try:
@@ -115,12 +117,14 @@ class Captioner:
         options = self._options
         draws = options.temperature > 0
         sampling = {"temperature": options.temperature, "top_p": options.top_p} if draws else {}
+        compiled = {"cache_implementation": "static"} if options.compile else {}  # which generate compiles on a GPU
         return {
             "max_new_tokens": options.max_length,
             "min_new_tokens": options.min_length or None,
             "num_beams": options.num_beams,
             "do_sample": draws,
             **sampling,
+            **compiled,
         }
 
 

@@ -44,6 +44,15 @@ def test_prompts_of_different_lengths_do_not_disturb_each_other(captioner: Capti
     assert captioner([IMAGES[0]] * 2, prompts) == alone
 
 
+def test_the_cache_of_a_compiled_captioner_changes_no_text(
+    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [PROMPTS[captioner.kind]] * 2
+    usual = captioner(IMAGES, prompts)
+    monkeypatch.setattr(captioner, "_options", CaptionTextOptions(max_length=6, min_length=4, compile=True))
+    assert captioner(IMAGES, prompts) == usual
+
+
 def test_the_answer_has_no_prompt_of_a_chat(captioner: Captioner) -> None:
     text = captioner(IMAGES[:1], [PROMPTS[captioner.kind]])[0]
     assert "assistant" not in text
@@ -77,13 +86,14 @@ def test_folders_without_a_captioner_are_refused_in_one_sentence(tmp_path: Path)
     folder = write_florence(tmp_path / "model")
 
     def refusal(**options: Any) -> str:
-        with pytest.raises(ValueError, match=r"^(model|load_in_8bit): ") as raised:
+        with pytest.raises(ValueError, match=r"^(model|load_in_8bit|compile): ") as raised:
             Captioner(folder, CaptionTextOptions(**options), None)
         assert "\n" not in str(raised.value)
         return str(raised.value)
 
     if not torch.cuda.is_available():
         assert refusal(load_in_8bit=True) == "load_in_8bit: bitsandbytes needs a GPU; turn it off"
+        assert refusal(compile=True) == "compile: a captioner is compiled for a GPU only; turn it off"
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
