@@ -285,6 +285,8 @@ def test_files_are_recognised_by_their_text_fusion(whole: dict[str, Any]) -> Non
     assert found(encoder) == (None, "Qwen3-VL text encoder")
     key = "model.language_model.embed_tokens.weight"
     assert found(encoder | {key: (151_936, 2560)}) == (None, "Qwen3-VL-4B text encoder")
+    one_file = {key.replace("model.language_model.", "model."): shape for key, shape in encoder.items()}
+    assert found(one_file) == (None, "Qwen3-VL text encoder")  # ComfyUI's layout, of a Qwen3 but for the vision tower
     for layer in (
         "lora_unet_blocks_0_attn_wq.lora_down.weight",
         "diffusion_model.blocks.0.attn.wq.lora_A.weight",

@@ -42,8 +42,11 @@ AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
-    """Return (family, variant) of a file with a transformer of this kind; None for any other file. Raw and Turbo have
-    the same tensors."""
+    """Return (family, variant) of a file with a transformer or a text encoder of this kind; None for any other file.
+    Raw and Turbo have the same tensors, and the language model of a Qwen3-VL has the keys of a Qwen3."""
+    if any(key in header.shapes for key in ENCODERS):
+        tables = (shape for key, shape in header.shapes.items() if key.endswith("embed_tokens.weight"))
+        return None, ENCODER_4B if any(shape[1:] == (2560,) for shape in tables) else ENCODER
     if not any(prefix + key in header.shapes for prefix in PREFIXES for key in TRANSFORMERS):
         return None
     if any("quant_state.bitsandbytes" in key for key in header.shapes):
@@ -120,11 +123,9 @@ CARD = FamilyCard(
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=28, scale=5.5),
     recognition=RecognitionCard(
         hub_words=("krea-2", "krea2"),
-        marks=tuple((key, None, ENCODER) for key in ENCODERS),
         recognise=recognise,
         lora_marks=("attn_wq", "attn.wq", "txtfusion", "text_fusion", "attn.to_gate."),
         pipelines=(("Krea2", "krea2", "Krea 2 diffusers folder"),),
-        widths=((ENCODER, "embed_tokens.weight", 1, 2560, ENCODER_4B),),
     ),
     hub=HubCard(model=HUB_MODEL, tags=("krea-2",), files=FILES),
     aliases={"text_encoder": "qwen3_vl"},
