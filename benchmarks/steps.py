@@ -167,7 +167,9 @@ def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
     return "\n".join(lines)
 
 
-def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = False, **parts: int) -> Model:
+def write_model(
+    family: str, folder: Path, *, miniature: bool, size: str = "", narrow: bool = False, **parts: int
+) -> Model:
     """Write a model and images below `folder`, if they are not there from an earlier call. A miniature that is only
     `narrow` needs the same number of graphs as the full-size model. `parts` is passed to the family's write_files."""
     if miniature:
@@ -176,20 +178,19 @@ def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = Fa
         return Model(files=made.files, images=made.data_dir)
     done, images = folder / "files.toml", folder / "images"
     if not done.exists():
-        written = full_size(family).write_files(folder, **parts)
+        written = full_size(family, size).write_files(folder, **parts)
         files = {option: str(path) for option, path in written.items()}
         demo_images.write_images(images, SIZES)
         write_toml(done, files)
     return Model(files={option: Path(path) for option, path in read_toml(done).items()}, images=images)
 
 
-def write_short_model(family: str, folder: Path, *, miniature: bool) -> Model:
+def write_short_model(family: str, folder: Path, *, miniature: bool, size: str = "") -> Model:
     """Write a model as write_model does, into a folder of its own, with a short text encoder if the family has one:
     no step sees it."""
-    short = getattr(full_size(family), "SHORT_ENCODER", {})
-    return write_model(
-        family, folder.with_name(f"{folder.name}_short_encoder") if short else folder, miniature=miniature, **short
-    )
+    short = getattr(full_size(family, size), "SHORT_ENCODER", {})
+    folder = folder.with_name(f"{folder.name}_short_encoder") if short else folder
+    return write_model(family, folder, miniature=miniature, size=size, **short)
 
 
 def write_clips(family: str, folder: Path, size: tuple[int, int], frames: int) -> Path:
@@ -207,11 +208,12 @@ class Benchmark:
 
     def __init__(self, arguments: argparse.Namespace, flags: Sequence[str], rows: dict[str, dict[str, Any]]) -> None:
         family, method = arguments.family, arguments.method
-        self.folder = arguments.folder.resolve() / family
+        module = full_size(family, arguments.size)
+        self.folder = arguments.folder.resolve() / f"{family}{arguments.size}"
         write = write_short_model if arguments.frames > 1 else write_model
-        model = write(family, self.folder, miniature=arguments.miniature)
+        model = write(family, self.folder, size=arguments.size, miniature=arguments.miniature)
         files = {option: str(path) for option, path in model.files.items()}
-        self._own = COMMON | full_size(family).OPTIONS[method]
+        self._own = COMMON | module.OPTIONS[method]
         self._script, self._flags, self._frames = script_for(family, method), flags, arguments.frames
         self._size = self._size_of_flags()
         if self._frames > 1:
@@ -234,7 +236,7 @@ class Benchmark:
             arguments.markdown,
         )
         self._about = machine()
-        self._operations = 0 if arguments.miniature else self._counted(full_size(family), method)
+        self._operations = 0 if arguments.miniature else self._counted(module, method)
         self.results: dict[str, list[ObservedRun]] = {}
         self.failed: list[str] = []
 
@@ -313,6 +315,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--family", choices=FAMILY_TITLES, default=next(iter(FAMILY_TITLES)))
+    parser.add_argument("--size", default="", help="of the model, where there are several: 9b of FLUX.2 klein")
     parser.add_argument("--method", choices=METHOD_TITLES, default="lora")
     parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each run, after the warm-up")
@@ -336,7 +339,13 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"--method: {error}", file=sys.stderr)
         return 2
-    module = full_size(arguments.family)  # imports torch, which --help should not wait for
+    try:
+        module = full_size(arguments.family, arguments.size)  # imports torch, which --help should not wait for
+    except ModuleNotFoundError:
+        print(
+            f"--size: no {arguments.size} of {FAMILY_TITLES[arguments.family]} is known; leave it out", file=sys.stderr
+        )
+        return 2
     rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
     wanted = arguments.rows or list(rows)
     if unknown := [name for name in wanted if name not in rows]:

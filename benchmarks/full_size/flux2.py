@@ -8,6 +8,7 @@ from benchmarks.full_size.common.rows import image_rows, options_of
 from benchmarks.full_size.common.weights import quieter, unknown, write_components
 from sd_scripts.families.flux2.card import CARD
 from sd_scripts.families.flux2.full_size import modules as modules
+from sd_scripts.library.files.state_dicts import State
 
 OPTIONS = options_of({})
 ROWS = image_rows(11)
@@ -20,7 +21,12 @@ def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:
     return predicted
 
 
+def change(name: str, weights: State) -> State:
+    """Make the modulations smaller, and the variances of the autoencoder's latents positive."""
+    quiet = quieter("modulation")(name, weights)
+    return {key: tensor.abs() if key.endswith("_var") else tensor for key, tensor in quiet.items()}
+
+
 def write_files(folder: Path) -> dict[str, Path]:
-    """Write the model's files, 15 GB in bf16; return them by the options that name them. Each image of the benchmark
-    is its own control image."""
-    return {"control_directory": folder / "images", **write_components(CARD, modules(), folder, quieter("modulation"))}
+    """Write the model's files, 15 GB in bf16; return them by the options that name them."""
+    return write_components(CARD, modules(), folder, change)

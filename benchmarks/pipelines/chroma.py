@@ -7,6 +7,7 @@ from diffusers import AutoencoderKL, ChromaPipeline, ChromaTransformer2DModel, F
 from torch import Tensor
 
 from benchmarks.pipelines import flux
+from sd_scripts.families.chroma.card.memory_facts import CAPTION
 from sd_scripts.families.chroma.keys import APPROXIMATOR, diffusers_modules
 from sd_scripts.families.chroma.model import ChromaParams
 from sd_scripts.families.common.components import Components
@@ -81,3 +82,16 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
     }
     masks = {f"{name.removesuffix('embeds')}attention_mask": torch.ones(1, tokens) for name in embeddings}
     return {"guidance_scale": prompt.scale, **embeddings, **masks}
+
+
+def step_arguments(transformer: Any, width: int, height: int, frames: int) -> dict[str, Any]:
+    """Return random arguments of a training step with one image of this size in pixels and a usual caption."""
+    config, (rows, columns) = transformer.config, (height // 16, width // 16)
+    return {
+        "hidden_states": torch.randn(1, rows * columns, config.in_channels),
+        "encoder_hidden_states": torch.randn(1, CAPTION, config.joint_attention_dim),
+        "timestep": torch.tensor([0.5]),
+        "img_ids": torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns)),
+        "txt_ids": torch.zeros(CAPTION, 3, dtype=torch.int64),
+        "attention_mask": torch.ones(1, CAPTION + rows * columns, dtype=torch.bool),
+    }

@@ -71,3 +71,17 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
         for name in ("prompt_embeds", "negative_prompt_embeds")
     }
     return {"guidance_scale": prompt.scale, **embeddings}
+
+
+def step_arguments(transformer: Any, width: int, height: int, frames: int) -> dict[str, Any]:
+    """Return random arguments of a training step with one image of this size in pixels."""
+    config, (rows, columns) = transformer.config, (height // 16, width // 16)
+    positions = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns), torch.arange(1))
+    words = torch.cartesian_prod(torch.arange(1), torch.arange(1), torch.arange(1), torch.arange(LONGEST))
+    return {
+        "hidden_states": torch.randn(1, rows * columns, config.in_channels),
+        "encoder_hidden_states": torch.randn(1, LONGEST, config.joint_attention_dim),
+        "timestep": torch.tensor([0.5]),
+        "img_ids": positions[None],
+        "txt_ids": words[None],
+    }

@@ -9,7 +9,6 @@ from diffusers import (
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
 )
-from torch import Tensor
 
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
@@ -74,14 +73,14 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
     }
 
 
-def step_arguments(transformer: Any, latents: Tensor, times: Tensor) -> dict[str, Any]:
-    """Return the arguments of a training step: latents (B, 16, f, h, w), times (B,) in 0 to 1000, random text."""
-    config, count = transformer.config, len(latents)
+def step_arguments(transformer: Any, width: int, height: int, frames: int) -> dict[str, Any]:
+    """Return random arguments of a training step with one clip of this size in pixels."""
+    config = transformer.config
     return {
-        "hidden_states": latents,
-        "timestep": times,
-        "encoder_hidden_states": torch.randn(count, TEXT, config.text_embed_dim).to(latents),
-        "encoder_attention_mask": torch.ones(count, TEXT, dtype=torch.int64, device=latents.device),
-        "pooled_projections": torch.randn(count, config.pooled_projection_dim).to(latents),
-        "guidance": torch.full((count,), GUIDANCE).to(latents),
+        "hidden_states": torch.randn(1, config.in_channels, 1 + frames // 4, height // 8, width // 8),
+        "timestep": torch.tensor([500.0]),
+        "encoder_hidden_states": torch.randn(1, TEXT, config.text_embed_dim),
+        "encoder_attention_mask": torch.ones(1, TEXT, dtype=torch.int64),
+        "pooled_projections": torch.randn(1, config.pooled_projection_dim),
+        "guidance": torch.tensor([GUIDANCE]),
     }

@@ -7,6 +7,7 @@ from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, K
 
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import TextOptions
+from sd_scripts.families.krea2.card.memory_facts import CAPTION
 from sd_scripts.families.krea2.keys import diffusers_modules
 from sd_scripts.families.krea2.model import Krea2Params, rope_widths
 from sd_scripts.families.krea2.sampling import prompt_captions
@@ -95,4 +96,16 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
         "guidance_scale": prompt.scale - 1,
         **positive,
         **{f"negative_{name}": tensor for name, tensor in negative.items()},
+    }
+
+
+def step_arguments(transformer: Any, width: int, height: int, frames: int) -> dict[str, Any]:
+    """Return random arguments of a training step with one image of this size in pixels and a usual caption."""
+    config, (rows, columns) = transformer.config, (height // 16, width // 16)
+    positions = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
+    return {
+        "hidden_states": torch.randn(1, rows * columns, config.in_channels),
+        "encoder_hidden_states": torch.randn(1, CAPTION, config.num_text_layers, config.text_hidden_dim),
+        "timestep": torch.tensor([0.5]),
+        "position_ids": torch.cat([torch.zeros(CAPTION, 3, dtype=torch.int64), positions]),
     }

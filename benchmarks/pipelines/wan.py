@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
-from torch import Tensor
 
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.wan.card import LONGEST
@@ -51,7 +50,10 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
     return {"guidance_scale": prompt.scale, "prompt_embeds": next(embeds), "negative_prompt_embeds": next(embeds)}
 
 
-def step_arguments(transformer: Any, latents: Tensor, times: Tensor) -> dict[str, Any]:
-    """Return the arguments of a training step: latents (B, 16, f, h, w), times (B,) in 0 to 1000, random text."""
-    text = torch.randn(len(latents), LONGEST, transformer.config.text_dim).to(latents)
-    return {"hidden_states": latents, "timestep": times, "encoder_hidden_states": text}
+def step_arguments(transformer: Any, width: int, height: int, frames: int) -> dict[str, Any]:
+    """Return random arguments of a training step with one clip of this size in pixels."""
+    return {
+        "hidden_states": torch.randn(1, transformer.config.in_channels, 1 + frames // 4, height // 8, width // 8),
+        "timestep": torch.tensor([500.0]),
+        "encoder_hidden_states": torch.randn(1, LONGEST, transformer.config.text_dim),
+    }

@@ -7,6 +7,7 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipe
 
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import TextOptions
+from sd_scripts.families.z_image.card.memory_facts import CAPTION
 from sd_scripts.families.z_image.model import ROPE_BASE, ZImageParams
 from sd_scripts.families.z_image.sampling import SHIFT, prompt_captions
 from sd_scripts.families.z_image.text import tokenize
@@ -57,3 +58,13 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
     *negative, positive = ([torch.randn(length, denoiser.params.text_width)] for length in mask.sum(1).tolist())
     guided = {"negative_prompt_embeds": negative[0]} if negative else {}
     return {"guidance_scale": prompt.scale - 1, "prompt_embeds": positive, **guided}
+
+
+def step_arguments(transformer: Any, width: int, height: int, frames: int) -> dict[str, Any]:
+    """Return random arguments of a training step with one image of this size in pixels and a usual caption."""
+    config = transformer.config
+    return {
+        "x": [torch.randn(config.in_channels, 1, height // 8, width // 8)],
+        "t": torch.tensor([0.5]),
+        "cap_feats": [torch.randn(CAPTION, config.cap_feat_dim)],
+    }

@@ -1,4 +1,4 @@
-"""FLUX.2 klein 4B at full size, without weights."""
+"""FLUX.2 klein at full size, without weights."""
 
 import torch
 from torch import nn
@@ -13,11 +13,24 @@ from sd_scripts.families.flux2.vae import make_vae
 QWEN3_4B = {"width": 2_560, "mlp_width": 9_728, "heads": 32, "key_heads": 8}
 
 
+KLEIN_9B = Flux2Params(width=4096, heads=32, mlp_width=12_288, text_width=12_288, double_blocks=8, single_blocks=24)
+QWEN3_8B = {"width": 4_096, "mlp_width": 12_288, "heads": 32, "key_heads": 8}
+
+
 def modules() -> dict[str, nn.Module]:
-    """Return the components on the meta device."""
+    """Return the components of klein 4B on the meta device."""
+    return _modules(Flux2Params(), QWEN3_4B)
+
+
+def modules_9b() -> dict[str, nn.Module]:
+    """Return the components of klein 9B on the meta device."""
+    return _modules(KLEIN_9B, QWEN3_8B)
+
+
+def _modules(params: Flux2Params, encoder: dict[str, int]) -> dict[str, nn.Module]:
     with torch.device("meta"):
         return {
-            DENOISER: Flux2Transformer(Flux2Params()),
-            TEXT_ENCODER: qwen3(**config_of(shapes_of_sizes(**QWEN3_4B, layers=LAYERS[-1]))),
+            DENOISER: Flux2Transformer(params),
+            TEXT_ENCODER: qwen3(**config_of(shapes_of_sizes(**encoder, layers=LAYERS[-1]))),
             VAE: make_vae(),
         }

@@ -20,7 +20,9 @@ from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import language_layers, qwen3, with_qwen3_tokens
 from sd_scripts.families.common.encoders.tiny_qwen3 import qwen3_tokenizer, tiny_config
 from sd_scripts.families.common.family import Components, TextOptions
-from sd_scripts.families.flux2.card.memory_facts import KLEIN_4B, KLEIN_9B
+from sd_scripts.families.flux2.card.memory_facts import KLEIN_4B
+from sd_scripts.families.flux2.card.memory_facts import KLEIN_9B as KLEIN_9B_MEMORY
+from sd_scripts.families.flux2.full_size import KLEIN_9B
 from sd_scripts.families.flux2.load import BLOCK_LISTS, LAYOUTS, TEXT_ENCODER
 from sd_scripts.families.flux2.lora import TRANSFORMER
 from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
@@ -44,8 +46,7 @@ from tests.support.families.formula_weights import formula, formula_input, formu
 pytestmark = pytest.mark.run
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "reference/flux2.json").read_text())
-LARGE = Flux2Params(width=4096, heads=32, mlp_width=12288, text_width=12288, double_blocks=8, single_blocks=24)
-SIZES = {"klein4b": Flux2Params(), "klein9b": LARGE}
+SIZES = {"klein4b": Flux2Params(), "klein9b": KLEIN_9B}
 CAPTIONS = ["a red circle", "a blue square on a red circle"]
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -169,7 +170,7 @@ def test_the_transformer_has_the_keys_and_shapes_of_the_official_files(size: str
 
 
 def test_lora_adapts_the_linear_layers_of_the_blocks_and_the_plan_counts_them() -> None:
-    for number, (params, facts) in enumerate(zip(SIZES.values(), (KLEIN_4B, KLEIN_9B), strict=True)):
+    for number, (params, facts) in enumerate(zip(SIZES.values(), (KLEIN_4B, KLEIN_9B_MEMORY), strict=True)):
         with torch.device("meta"):
             model = Flux2Transformer(params)
         names = {TRANSFORMER.name(path): layer for path, layer in adaptable(model, TRANSFORMER, conv=False)}

@@ -8,16 +8,15 @@ import torch.nn.functional as F
 from diffusers import (
     AnimaAutoBlocks,
     AnimaTextConditioner,
-    CosmosTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
 )
 from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.models.transformers import transformer_cosmos
 from torch import Tensor
 
+from benchmarks.pipelines.anima import make_transformer
 from sd_scripts.families.anima.adapter import PREFIX, AdapterParams
 from sd_scripts.families.anima.keys import diffusers_module
-from sd_scripts.families.anima.model import AnimaParams
 from sd_scripts.families.anima.text import T5_TOKENIZER
 from sd_scripts.families.common.components import Components
 from sd_scripts.library.files.state_dicts import State
@@ -31,22 +30,6 @@ def _resize(mask: Tensor, size: list[int], interpolation: str) -> Tensor:
 transformer_cosmos.transforms = SimpleNamespace(
     functional=SimpleNamespace(resize=_resize), InterpolationMode=SimpleNamespace(NEAREST="nearest")
 )
-
-
-def make_transformer(params: AnimaParams) -> Any:
-    """Return diffusers' transformer of these sizes."""
-    return CosmosTransformer3DModel(
-        in_channels=params.channels,
-        out_channels=params.channels,
-        num_attention_heads=params.heads,
-        attention_head_dim=params.head_width,
-        num_layers=params.blocks,
-        mlp_ratio=params.mlp_width / params.width,
-        text_embed_dim=params.text_width,
-        adaln_lora_dim=params.modulation_width,
-        rope_scale=(1.0, 4.0, 4.0),
-        extra_pos_embed_type=None,
-    ).eval()
 
 
 def make_conditioner(params: AdapterParams) -> Any:
@@ -71,7 +54,7 @@ def to_diffusers(state: State) -> tuple[State, State]:
 
 def in_diffusers(transformer: Any) -> tuple[Any, Any]:
     """Return diffusers' transformer and adapter with the weights of ours."""
-    made = make_transformer(transformer.params), make_conditioner(transformer.params.adapter)
+    made = make_transformer(transformer.params).eval(), make_conditioner(transformer.params.adapter)
     for module, state in zip(made, to_diffusers(transformer.state_dict()), strict=True):
         module.load_state_dict(state)
     return made
