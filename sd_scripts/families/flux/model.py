@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.diffusion.attention import attention
+from sd_scripts.library.diffusion.attention import attention, padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
     TIME_CHANNELS,
@@ -149,18 +149,19 @@ class DoubleBlock(nn.Module):
     def forward(
         self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """img (B, N, W), txt (B, T, W), vec as the modulations take it, mask (B, 1, 1, T + N) bool -> img, txt."""
+        """img (B, N, W), txt (B, T, W), vec as the modulations take it, mask of N + T tokens as padding_mask returns it
+        -> img, txt."""
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
         img_qkv = self.img_attn.qkv_heads(modulate(img, img_shift1, img_scale1))
         txt_qkv = self.txt_attn.qkv_heads(modulate(txt, txt_shift1, txt_scale1))
-        queries, keys, values = zip(txt_qkv, img_qkv, strict=True)
-        norms = self.txt_attn.norm, self.img_attn.norm
-        q = normed_and_rotated(queries, [norm.query_norm.scale for norm in norms], rope)  # (B, T + N, H, D)
+        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
+        norms = self.img_attn.norm, self.txt_attn.norm
+        q = normed_and_rotated(queries, [norm.query_norm.scale for norm in norms], rope)  # (B, N + T, H, D)
         k = normed_and_rotated(keys, [norm.key_norm.scale for norm in norms], rope)
         out = attention(q, k, torch.cat(values, dim=1), mask)
-        txt_out, img_out = out.split((txt.shape[1], img.shape[1]), dim=1)
+        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
 
         img = img + img_gate1 * self.img_attn.proj(img_out)
         img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
@@ -183,7 +184,7 @@ class SingleBlock(nn.Module):
         self.linear2 = nn.Linear(shape.width + shape.mlp_width, shape.width)
 
     def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
-        """x (B, S, W) of text and image, vec as the modulation takes it -> x."""
+        """x (B, S, W) of image and text, vec as the modulation takes it, mask as padding_mask returns it -> x."""
         shift, scale, gate = self.modulation(vec)
         *qkv, hidden = project_split(self.linear1, modulate(x, shift, scale), self.widths)
         q, k, v = heads_of(qkv, self.heads)
@@ -268,34 +269,28 @@ class FluxTransformer(BlockTransformer):
         dtype = self.dtype
         of_doubles, of_singles, of_last = self.conditioning(pooled, timesteps, guidance)
         img, txt = with_gradients(self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype)))
-        rope = rope_table(self.shape, txt.shape[1], (grid, *control_grids), img.device)
-        mask = None if txt_mask is None else joint_mask(txt_mask, img.shape[1])
+        rope = rope_table(self.shape, (grid, *control_grids), txt.shape[1], img.device)
+        # the text comes last, so that its padding is at the end, where attention is fast without a mask
+        mask = None if txt_mask is None else padding_mask(F.pad(txt_mask.bool(), (img.shape[1], 0), value=True), dtype)
 
         for block, vec in zip(self.double_blocks, of_doubles, strict=True):
             img, txt = self.run_block(block, (img, txt), vec, rope, mask)
-        x = torch.cat((txt, img), dim=1)
+        x = torch.cat((img, txt), dim=1)
         for block, vec in zip(self.single_blocks, of_singles, strict=True):
             (x,) = self.run_block(block, (x,), vec, rope, mask)
-        start = txt.shape[1]
-        predicted = math.prod(grid)
-        return self.final_layer(x[:, start : start + predicted], of_last)
-
-
-def joint_mask(txt_mask: Tensor, tokens: int) -> Tensor:
-    """Extend a text mask (B, T) to (B, 1, 1, T + tokens): all image tokens are attended to."""
-    image = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
-    return torch.cat((txt_mask.bool(), image), dim=1)[:, None, None]
+        return self.final_layer(x[:, : math.prod(grid)], of_last)
 
 
 @cache  # recorded graphs read them, so none may be freed
-def rope_table(shape: FluxParams, txt_tokens: int, grids: tuple[Grid, ...], device: torch.device) -> Rope:
-    """Return the rotary table of the text, at position 0, then of each image row by row; cached for each size.
+def rope_table(shape: FluxParams, grids: tuple[Grid, ...], txt_tokens: int, device: torch.device) -> Rope:
+    """Return the rotary table of each image row by row, then of the text, at position 0; cached for each size.
 
     The first coordinate is the number of the image: 0 for the noisy one, 1, 2, ... for its control images, whose rows
     and columns count from 0 again.
     """
-    parts = [torch.zeros(txt_tokens, 3)]
+    parts = []
     for number, (rows, columns) in enumerate(grids):
         row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         parts.append(torch.stack((torch.full_like(row, number), row, column), dim=-1).flatten(0, 1))
+    parts.append(torch.zeros(txt_tokens, 3))
     return rope_of(torch.cat(parts).double(), rope_widths(shape.head_width), device)

@@ -255,7 +255,7 @@ class QwenImageTransformer(BlockTransformer):
         vec = self.time_text_embed(timesteps, dtype)
         img, txt = with_gradients(self.img_in(img.to(dtype)), self.txt_in(self.txt_norm(txt).to(dtype)))
         rope = rope_table(self.params, (grid, *control_grids), txt.shape[1], img.device)
-        mask = None if txt_mask is None else padding_mask(joint_mask(img.shape[1], txt_mask), dtype)
+        mask = None if txt_mask is None else padding_mask(F.pad(txt_mask.bool(), (img.shape[1], 0), value=True), dtype)
 
         clean = None
         if self.zero_cond_t and control_grids:
@@ -283,12 +283,6 @@ class _Used(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return grad, grad.new_zeros(ctx.text)
-
-
-def joint_mask(tokens: int, txt_mask: Tensor) -> Tensor:
-    """Extend a text mask (B, T), True but for its ends, to (B, tokens + T): all image tokens are attended to."""
-    image = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
-    return torch.cat((image, txt_mask.bool()), dim=1)
 
 
 def rope_table(params: QwenImageParams, grids: tuple[Grid, ...], txt_tokens: int, device: torch.device) -> Rope:

@@ -5,7 +5,7 @@ from sd_scripts.families.anima.card.hub_files import FILES
 from sd_scripts.families.anima.card.kohya import KOHYA
 from sd_scripts.families.anima.card.memory_facts import MEMORY
 from sd_scripts.families.anima.card.options import LONGEST, RECOMMENDED, AnimaModelOptions
-from sd_scripts.families.anima.card.speeds import GRAPHS
+from sd_scripts.families.anima.card.speeds import GRAPHS, SPEEDS
 from sd_scripts.families.cards.family_card import (
     DENOISER,
     VAE,
@@ -135,7 +135,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, memory=MEMORY),
+    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
     recognition=RecognitionCard(
         hub_words=("anima",),

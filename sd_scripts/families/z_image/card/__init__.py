@@ -19,7 +19,7 @@ from sd_scripts.families.z_image.card.checks import REMARKS
 from sd_scripts.families.z_image.card.hub_files import FILES
 from sd_scripts.families.z_image.card.memory_facts import MEMORY, image_tokens
 from sd_scripts.families.z_image.card.options import RECOMMENDED
-from sd_scripts.families.z_image.card.speeds import GRAPHS
+from sd_scripts.families.z_image.card.speeds import GRAPHS, SPEEDS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -116,7 +116,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(tokens=image_tokens, graphs=GRAPHS, memory=MEMORY),
+    plan=PlanCard(tokens=image_tokens, graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=5.0),
     recognition=RecognitionCard(
         hub_words=("z-image", "zimage"),
