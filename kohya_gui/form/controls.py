@@ -66,7 +66,7 @@ def control(option: Option, tab: str, width: str, others: Mapping[str, Option], 
         case "switch":
             return gr.Checkbox(**face)
         case "choice":
-            choices = [(str(c), c) for c in option.choices]
+            choices = [(option.choice_labels.get(c, str(c)), c) for c in option.choices]
             return gr.Dropdown([UNSET, *choices] if option.nullable else choices, filterable=False, **face)
         case "suggestion":
             return gr.Dropdown(list(option.suggestions or option.choices), allow_custom_value=True, **face)

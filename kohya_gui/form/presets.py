@@ -9,8 +9,10 @@ from typing import Any
 
 from sd_scripts.families.cards.registry import component_options, preset_family
 from sd_scripts.formats.documents import read_toml
+from sd_scripts.options.launch import SlurmOptions
 from sd_scripts.runs.store import state_folder
 from sd_scripts.settings.catalog import FAMILY_TITLES
+from sd_scripts.settings.family_options import each_option
 
 BASE_MODEL = "pretrained_model_name_or_path"
 INSTALLED, CHECKED_OUT = (Path(__file__).parents[level] / "presets" for level in (1, 2))
@@ -19,8 +21,9 @@ KEPT_BY_PRESETS = (
     *dict.fromkeys((BASE_MODEL, "vae", *component_options())),
     *("train_data_dir", "num_repeats", "caption_prefix", "reg_data_dir", "dataset_config", "in_json"),
     *("conditioning_data_dir", "control_directory", "output_dir", "output_name", "logging_dir", "sample_prompts"),
+    *(o.name for o in each_option(SlurmOptions)),
 )
-"""Paths and names, which a preset leaves alone: it is about how to train."""
+"""Paths, names and the place, which a preset leaves alone: it is about how to train."""
 
 
 IN_NAME = re.compile(r"(?<!\d)(\d{1,6})gb\b")

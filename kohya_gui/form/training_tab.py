@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +45,12 @@ from kohya_gui.server.messages import Html, message
 from kohya_gui.settings.search_index import contents
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.families.cards.registry import card_of, component_options, preset_family
+from sd_scripts.options.launch import SlurmOptions
 from sd_scripts.options.spec import Remark
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import gpus_overlap, state_folder
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.run_length import usual_factor
 
 logger = logging.getLogger("sd_scripts")
@@ -63,6 +66,9 @@ ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repea
 HINTED = (BASE_MODEL, "train_data_dir", "in_json", "output_dir", *component_options())
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
+NO_SLURM = Remark("where", "sbatch was not found on the PATH, so the run starts on this machine")
+OF_SLURM = tuple(o.name for o in each_option(SlurmOptions))
+"""Options next to Start, on machines from which jobs can be submitted."""
 UNSAVED_PROMPTS = Remark("sample_prompts", "the run has the prompts of the file; those in the editor are not saved")
 RECENT = 12
 UNDO = '<p class="undo"><button type="button" data-load="undo">Undo</button></p>'
@@ -80,7 +86,8 @@ class TrainingTab:
         method = training.tab.method
         self._families = families = families_of(method)
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
-        self.form = Form(self.name, groups, method, WITHOUT, HINTED, allowed_paths)
+        without = WITHOUT if shutil.which("sbatch") else (*WITHOUT, *OF_SLURM)
+        self.form = Form(self.name, groups, method, without, HINTED, allowed_paths)
         self._tools: list[Tool] = []
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
@@ -88,6 +95,7 @@ class TrainingTab:
             with gr.Column(elem_classes="settings"):
                 self._settings(families)
             with gr.Column(elem_classes="running"):
+                self.form.panel(Panel(SlurmOptions.title, OF_SLURM, open=True))
                 self.run = RunPanel(self.name)
         sections.value = contents(training.tab.title, self.form.sections())
         self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=BROWSER_SECRET, render=False)
@@ -438,6 +446,8 @@ class TrainingTab:
     ) -> Updates:
         updates, refusals = self.form.write(values)
         full, _ = self.form.complete(values)
+        if values.get("where") == "slurm" and "where" not in self.form.controls:
+            refusals.append(NO_SLURM)
         return {
             **updates,
             self.family: family,

@@ -1,30 +1,21 @@
 """Build the training command from settings: an argument list, never a shell line."""
 
-import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from kohya_gui.runs.direct_start import direct_environment
-from sd_scripts.formats.words import shell_words
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.spec import Remark
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.catalog import flag_groups, script_path
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.launching.accelerate_command import Start, accelerated, sees_no_gpu, start_of
+from sd_scripts.settings.launching.slurm import sbatch_command
 from sd_scripts.settings.settings import Script, Settings
-
-
-class Start(NamedTuple):
-    """The command that the page starts: the script itself or, where only accelerate knows how, `accelerate launch`."""
-
-    argv: list[str]
-    environment: dict[str, str]
-    """Added to the process's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +48,6 @@ def build(
     """
     launch = settings[LaunchOptions]
     on_cpu = sees_no_gpu() if cpu is None else cpu
-    several = launch.num_processes > 1
     where = script_path(script)
     changed = settings.changed()
     values = settings.values()
@@ -71,19 +61,35 @@ def build(
         *setting_flags(compiled),
         *(("--run_dir", str(run_dir)) if run_dir else ()),
     ]
-    argv = [*accelerate_launch(), *_accelerate_flags(launch, precision), *trained]
+    if settings[SlurmOptions].where == "slurm":
+        return _for_slurm(settings, trained, run_dir)
     environment = settings.secrets()
     remarks = list(settings.remarks)
-    if on_cpu and several:  # accelerate's own --cpu would silently run one process
+    if on_cpu and launch.num_processes > 1:
         environment["ACCELERATE_USE_CPU"] = "true"
         remarks.append(
             Remark("num_processes", "no GPU was found; run the command with ACCELERATE_USE_CPU=true in the environment")
         )
-    direct = direct_environment(launch, precision, on_cpu)
-    through_accelerate = Start(argv, environment)
-    started = through_accelerate if direct is None else Start([sys.executable, *trained], environment | direct)
+    start = start_of(trained, launch, precision, on_cpu)
     return LaunchCommand(
-        argv=argv, toml=settings.saved(), environment=environment, started=started, remarks=tuple(remarks)
+        argv=accelerated(trained, launch, precision),
+        toml=settings.saved(),
+        environment=environment,
+        started=Start(start.argv, environment | start.environment),
+        remarks=tuple(remarks),
+    )
+
+
+def _for_slurm(settings: Settings, trained: list[str], run_dir: Path | None) -> LaunchCommand:
+    """Return the script's own command, which submits itself, and what the page starts: sbatch."""
+    argv = [sys.executable, *trained]
+    started = Start(sbatch_command(settings, trained, RunFolder(run_dir)), {}) if run_dir else Start(argv, {})
+    return LaunchCommand(
+        argv=argv,
+        toml=settings.saved(),
+        started=started,
+        environment=settings.secrets(),
+        remarks=tuple(settings.remarks),
     )
 
 
@@ -101,32 +107,3 @@ def setting_flags(values: Mapping[str, Any]) -> list[str]:
                 # argparse would read a value that begins with a minus as a flag
                 flags += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
     return flags
-
-
-def sees_no_gpu() -> bool:
-    """Return whether no NVIDIA or AMD GPU is found; checked without torch, whose import takes seconds."""
-    if sys.platform == "darwin":
-        return False
-    devices = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
-    return not (shutil.which("nvidia-smi") or any(device.exists() for device in devices))
-
-
-def accelerate_launch() -> list[str]:
-    """Return `accelerate launch` of the running Python, whatever comes first on the PATH."""
-    program = Path(sys.executable).with_name("accelerate.exe" if os.name == "nt" else "accelerate")
-    return [str(program), "launch"] if program.exists() else [sys.executable, "-m", "accelerate.commands.launch"]
-
-
-def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:
-    flags = ["--dynamo_backend", "no"]  # the script compiles block by block; accelerate would compile the whole model
-    for name in ("num_processes", "num_machines", "num_cpu_threads_per_process"):
-        flags += [f"--{name}", str(getattr(launch, name))]
-    flags += ["--mixed_precision", mixed_precision]
-    more = shell_words(launch.extra_accelerate_launch_args)
-    if launch.num_processes > 1 and "--use_fsdp" not in more:  # FSDP is an alternative way to use several GPUs
-        flags += ["--multi_gpu"]
-    if launch.gpu_ids:
-        flags += ["--gpu_ids", launch.gpu_ids.replace(" ", "")]
-    if launch.main_process_port:
-        flags += ["--main_process_port", str(launch.main_process_port)]
-    return flags + more

@@ -20,7 +20,7 @@ from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
 from kohya_gui.runs.before_after import changed
 from kohya_gui.runs.past_runs import continued, differences, tab_of
-from kohya_gui.runs.run_view import STATE_LABELS, newest_state, sections, shown_state
+from kohya_gui.runs.run_view import STATE_LABELS, newest_state, sections, shown_state, state_label
 from kohya_gui.server.json_routes import ID, NotFound, allowed_file, get, post, row_of
 from kohya_gui.server.media_files import send_file, send_media
 from kohya_gui.tabs import TABS
@@ -115,7 +115,7 @@ class LiveRoutes:
             "known": known,
             "now": time.time(),
             "state": state,
-            "word": STATE_LABELS[state],
+            "word": state_label(run_state, row),
             "over": state in ENDED,
             "sections": sections(run_state, row, links=self._links_of(row)),
             "curves": len(run_state.losses) + len(run_state.validation),
@@ -270,7 +270,7 @@ class LiveRoutes:
             "tab_title": TABS[row.tab].title if row.tab in TABS else row.tab,
             "family_title": FAMILY_TITLES.get(row.family, row.family),
             "state": now.state,
-            "word": STATE_LABELS[now.state],
+            "word": state_label(run_state, row) if run_state else STATE_LABELS[row.state],
             "ended": row.ended or (run_state.ended if run_state else row.started or row.created),
             "step": now.step,
             "max_steps": now.max_steps,

@@ -7,15 +7,15 @@ from typing import Any
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.form.configuration import Opened, Prepared, open_file, prepare, tab_for
 from kohya_gui.form.controls import shown
-from kohya_gui.runs.launch_command import sees_no_gpu
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.formats.secrets import HANDED
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import LAST
 from sd_scripts.runs.queue import PlannedRun, gpu_set
-from sd_scripts.runs.store import RunRow
+from sd_scripts.runs.store import SLURM, RunRow
 from sd_scripts.settings import preflight
 from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.launching.accelerate_command import sees_no_gpu
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
 
@@ -35,7 +35,7 @@ def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
         name=settings.get("output_name") or LAST,
         tab=tab.name,
         family=family,
-        gpus=gpu_set(settings.get("gpu_ids", ""), sees_no_gpu()),
+        gpus=SLURM if settings.get("where") == "slurm" else gpu_set(settings.get("gpu_ids", ""), sees_no_gpu()),
     )
 
 

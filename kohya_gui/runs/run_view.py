@@ -79,7 +79,7 @@ def sections(
         "files": files(run_state, row.id),
         "warnings": warnings(run_state, links),
         "compile": compile_section(run_state),
-        "where": f'<p class="where">Run folder: {with_copy_button(str(folder))}</p>',
+        "where": run_folder(run_state, folder),
     }
 
 
@@ -91,17 +91,26 @@ def head(run_state: RunState, row: RunRow) -> str:
     if row.state == "queued" and row.place:
         where = "next in the queue" if row.place == 1 else f"position {row.place} in the queue"
     return (
-        f'<div class="run-head"><span class="badge">{STATE_LABELS[shown_state(run_state, row)]}</span>'
+        f'<div class="run-head"><span class="badge">{state_label(run_state, row)}</span>'
         f'<span class="run-name" title="{escape(str(row.folder))}">{escape(row.name)}</span>'
         f'<button type="button" class="link" data-describe title="Rename this run or add a note">Edit</button>'
         f'<span class="run-where">{where}</span></div>{note}'
     )
 
 
+def run_folder(run_state: RunState, folder: Path) -> str:
+    job = "" if run_state.over or run_state.waits or not run_state.scheduler else f" · {escape(run_state.scheduler)}"
+    return f'<p class="where">Run folder: {with_copy_button(str(folder))}{job}</p>'
+
+
 def shown_state(run_state: RunState, row: RunRow) -> State:
     """Return the state to show: the event log's, or the store's for a run that never began."""
     never_began = run_state.state == "starting" and row.state in ENDED
     return row.state if row.state == "queued" or never_began else run_state.state
+
+
+def state_label(run_state: RunState, row: RunRow) -> str:
+    return STATE_LABELS["queued" if run_state.waits and not run_state.over else shown_state(run_state, row)]
 
 
 def progress(run_state: RunState, row: RunRow) -> str:
@@ -119,6 +128,8 @@ def progress(run_state: RunState, row: RunRow) -> str:
         since = run_state.stop_sent.time if run_state.stop_sent else None
     if run_state.state == "starting":
         doing, since = "starting Python and PyTorch", row.started
+    if run_state.waits:
+        doing = run_state.scheduler
     return progress_bar(fraction, doing, f' · <span class="ticks" {ticking(since)}></span>' if since else "")
 
 
@@ -151,6 +162,8 @@ def controls(run_state: RunState, row: RunRow) -> str:
     saved = any(not made.path.name.endswith(STATE_ENDING) for made in run_state.saved)
     compares = run_state.facts.get("method") in ("lora", "full") and generates(row.family)
     compare = [("checkpoints", "Compare checkpoints…", COMPARE_HINT)] if saved and compares else []
+    if state in LIVING and run_state.waits:
+        return actions([("end", "Cancel the job", "Remove the job from Slurm's queue")])
     if state in LIVING:
         return living_controls(run_state) + (actions(compare) if compare else "")
     again = [("continue", "Continue", "Start a new run with these settings from the latest state")]

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from kohya_gui.form.field_links import FieldLinks
-from kohya_gui.runs.launch_command import sees_no_gpu
 from sd_scripts.formats.atomic_files import OLD, beside, write_whole
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder, new_run_folder, read_json
@@ -18,6 +17,7 @@ from sd_scripts.runs.queue import RunQueue, gpu_set
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import state_folder
 from sd_scripts.runs.watched import End, WatchedRun
+from sd_scripts.settings.launching.accelerate_command import sees_no_gpu
 
 
 class ToolJob:

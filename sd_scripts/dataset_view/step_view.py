@@ -21,10 +21,11 @@ from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank
 from sd_scripts.data.plan.items import Item
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import Pixels
-from sd_scripts.dataset_view.view import Listings, View, plan_view, processes_of, train_plan_of
+from sd_scripts.dataset_view.view import Listings, View, plan_view, train_plan_of
 from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
+from sd_scripts.settings.launching.accelerate_command import processes_of
 from sd_scripts.settings.settings import Settings
 
 

@@ -32,10 +32,10 @@ from sd_scripts.formats.images.mask_files import find_masks, usual_root
 from sd_scripts.machine import garbage_collection
 from sd_scripts.machine.thumbnail_store import image_key
 from sd_scripts.options.dataset import VARY_IMAGES, CaptionOptions, DatasetOptions
-from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.show import require_plannable
 from sd_scripts.planning.steps import TrainPlan, plan_training
+from sd_scripts.settings.launching.accelerate_command import processes_of
 from sd_scripts.settings.settings import Settings
 
 USUAL_RESOLUTION = "1024"
@@ -341,11 +341,6 @@ def train_plan_of(plan: DataPlan, settings: Settings) -> TrainPlan:
     """Return the length of the run."""
     shapes = batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches)
     return plan_training(settings[TrainingOptions], -(-sum(shapes.values()) // processes_of(settings)))
-
-
-def processes_of(settings: Settings) -> int:
-    launch = settings.get(LaunchOptions)
-    return launch.num_processes if launch else 1
 
 
 def buckets_of(plan: DataPlan, settings: Settings) -> list[dict[str, Any]]:

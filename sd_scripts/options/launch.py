@@ -1,9 +1,16 @@
-"""Options of `accelerate launch`: used where the command is built; a training script accepts and ignores them."""
+"""Where a training script runs and how it is started: options of `accelerate launch`, used where the command is built,
+and of a Slurm job."""
 
+import re
 from collections.abc import Iterable
+from typing import Literal
 
 from sd_scripts.formats.words import is_whole_number, shell_words
-from sd_scripts.options.spec import OptionGroup, option, switch
+from sd_scripts.options.spec import OptionGroup, option, path_option, switch
+
+TIME_LIMIT = re.compile(r"(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2}|UNLIMITED)", re.ASCII)
+GPUS = re.compile(r"([\w.-]+:){0,2}(?P<count>\d{1,3})", re.ASCII)
+PARTITIONS = re.compile(r"[\w.+@-]+(,[\w.+@-]+)*", re.ASCII)
 
 
 class LaunchOptions(OptionGroup, title="Accelerate launch"):
@@ -37,3 +44,60 @@ class LaunchOptions(OptionGroup, title="Accelerate launch"):
             shell_words(self.extra_accelerate_launch_args)
         except ValueError:
             yield "extra_accelerate_launch_args", "has an unclosed quotation mark"
+
+
+class SlurmOptions(OptionGroup, title="Slurm"):
+    """Whether the run starts on this machine or as a Slurm job, and what the job requests."""
+
+    where: Literal["here", "slurm"] = option(
+        "here",
+        "Start the run on this machine, or submit it to Slurm with sbatch.",
+        label="Where",
+        choice_labels={"here": "This machine", "slurm": "Slurm"},
+    )
+    slurm_partition: str = option(
+        "",
+        "Partition of the job, or several separated by commas. Default: the cluster's own.",
+        label="Partition",
+        shown_for=("where", ("slurm",)),
+    )
+    slurm_nodes: int = option(
+        1, "Nodes that train together.", label="Nodes", within=(1, 256), shown_for=("where", ("slurm",))
+    )
+    slurm_gpus: str = option(
+        "1",
+        "GPUs of each node, one process for each: a number, or a type and a number such as a100:2. 0 requests none and "
+        "trains on the CPU.",
+        label="GPUs per node",
+        shown_for=("where", ("slurm",)),
+    )
+    slurm_time: str = option(
+        "",
+        "Time limit of the job, such as 90 (minutes), 12:00:00 or 2-00:00:00. Default: the partition's.",
+        label="Time limit",
+        placeholder="12:00:00",
+        shown_for=("where", ("slurm",)),
+    )
+    slurm_template: str | None = path_option(
+        "Batch script that starts the command it is given: a copy of the template in the documentation, with account, "
+        "memory and modules of your cluster added. Default: that template.",
+        label="Batch script",
+        shown_for=("where", ("slurm",)),
+    )
+
+    @property
+    def gpus_per_node(self) -> int:
+        return int(self.slurm_gpus.rpartition(":")[2])
+
+    @property
+    def processes(self) -> int:
+        """Total number of processes of a job."""
+        return self.slurm_nodes * max(self.gpus_per_node, 1)
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.slurm_partition and not PARTITIONS.fullmatch(self.slurm_partition):
+            yield "slurm_partition", f"{self.slurm_partition!r} is not the name of a partition; `sinfo` lists them"
+        if not GPUS.fullmatch(self.slurm_gpus):
+            yield "slurm_gpus", f"{self.slurm_gpus!r} is not a number of GPUs; write 2 or a100:2"
+        if self.slurm_time and not TIME_LIMIT.fullmatch(self.slurm_time):
+            yield "slurm_time", f"{self.slurm_time!r} is not a time limit; write 12:00:00 or 2-00:00:00"

@@ -170,6 +170,8 @@ class Option:
     family_notes: tuple[tuple[Families, str], ...] = ()
     """(Families, text added to the help for them)."""
     choices: tuple[Any, ...] = ()
+    choice_labels: Mapping[Any, str] = dataclasses.field(default_factory=dict)
+    """Choice -> its name in the page, if that is not the choice itself."""
     family_choices: Mapping[str, Families] = dataclasses.field(default_factory=dict)
     """Choices that not all families take -> the families that do."""
     more_choices: Callable[[], Collection[str]] | None = None

@@ -18,7 +18,6 @@ from sd_scripts.machine.nvidia import Gpu, first_gpu
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.training import TrainingOptions
@@ -30,6 +29,7 @@ from sd_scripts.planning.memory_advice import memory_advice
 from sd_scripts.planning.speeds import Estimate, Speeds, model_size, pays_elsewhere
 from sd_scripts.planning.steps import plan_training
 from sd_scripts.settings.checks.model_files import model_variant
+from sd_scripts.settings.launching.accelerate_command import processes_of
 from sd_scripts.settings.preflight import prompt_file
 from sd_scripts.settings.run_length import length_advice
 from sd_scripts.settings.settings import Settings
@@ -137,8 +137,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     require_token_in_captions(trained_token(settings.get(EmbeddingOptions), card), data, warnings.append)
     warnings += _cut_texts(settings, card, data)
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
-    launch = settings.get(LaunchOptions)
-    processes = launch.num_processes if launch else 1
+    processes = processes_of(settings)
     batches = -(-sum(shapes.values()) // processes)
     if not batches:
         raise ValueError("short_batches: drop leaves no batch; choose keep or fill, or a smaller train_batch_size")

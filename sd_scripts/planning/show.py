@@ -9,7 +9,7 @@ from typing import Any
 
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
-from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.spec import Option
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.run_plan import RunPlan, plan_run
@@ -22,7 +22,7 @@ from sd_scripts.settings.settings import Groups, Problem, Settings
 
 OF_PLANS: Groups = (
     *(DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions),
-    *(TrainingOptions, CompileOptions, LaunchOptions),
+    *(TrainingOptions, CompileOptions, LaunchOptions, SlurmOptions),
 )
 """Inputs of a plan."""
 

@@ -1,5 +1,6 @@
 """The folder of one run: its settings, events, commands and console output."""
 
+import math
 import os
 import re
 import secrets
@@ -81,6 +82,11 @@ class RunFolder:
         """Return the time of an earlier run's last event, until which commands were for it; 0 in a new folder, where a
         command may precede the run."""
         return max((event.get("time", 0.0) for event in self.events() if isinstance(event, dict)), default=0.0)
+
+    @property
+    def began(self) -> float:
+        """Return the time of the first event; infinity in a new folder."""
+        return next((event.get("time", 0.0) for event in self.events()), math.inf)
 
     def command(self, kind: Command | Kill) -> str:
         """Send `stop`, `save` or `sample` to the run, for the end of its current step.

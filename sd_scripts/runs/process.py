@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.runs.folder import RunFolder, read_json
+from sd_scripts.runs.run_state import State
 
 GRACE = 300.0
 """Seconds without activity between "stop" and termination; a step that compiles takes minutes."""
@@ -28,38 +30,49 @@ MARK = "SD_SCRIPTS_RUN"
 
 
 @dataclass
-class RunningRun:
-    """A training process, whoever started it; a pid alone could have been reused."""
+class LiveRun(ABC):
+    """A run that may still be alive, wherever it runs."""
 
     folder: RunFolder
-    pid: int
-    born: str
-    """The system's start time of the pid; the same pid with another start time is another process."""
-    _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _ending: threading.Thread | None = field(default=None, repr=False)
+    _ending: threading.Thread | None = field(default=None, init=False, repr=False)
 
     @property
-    def alive(self) -> bool:
-        """Whether any process of the run is alive: the leader or its children."""
-        return self.leader_alive or self.orphaned
+    @abstractmethod
+    def key(self) -> str:
+        """A key by which a later GUI finds it again."""
 
     @property
-    def leader_alive(self) -> bool:
-        """Whether the process that we started is alive."""
-        if self._child is not None:
-            return self._child.poll() is None
-        return process_born(self.pid) == self.born
+    @abstractmethod
+    def alive(self) -> bool: ...
+
+    @abstractmethod
+    def terminate(self, grace: float = TERM_GRACE) -> None:
+        """End the run now, without waiting for the step."""
 
     @property
     def orphaned(self) -> bool:
-        """Whether the leader is gone while others of its process group are alive."""
-        # a pid is not reused while its group exists: if another process has it, ours are gone
-        return not self.leader_alive and process_born(self.pid) is None and bool(group_members(self.pid, self.folder))
+        """Whether processes of the run are alive whose launcher, which would end them, is gone."""
+        return False
 
     @property
     def exit_code(self) -> int | None:
-        """The leader's exit code; None while it runs, or if another GUI started it."""
-        return self._child.poll() if self._child is not None else None
+        """The exit code of the run's process, if known."""
+        return None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a scheduler has yet to start it, for the first time or again."""
+        return False
+
+    @property
+    def about(self) -> str:
+        """The scheduler's report on it; empty if there is none."""
+        return ""
+
+    @property
+    def reported_end(self) -> tuple[State, str] | None:
+        """How it ended according to its scheduler, and why."""
+        return None
 
     def wait(self, seconds: float) -> bool:
         """Wait for the run to end; return whether it did within `seconds`."""
@@ -94,6 +107,43 @@ class RunningRun:
             return self.folder.events_file.stat().st_mtime
         except OSError:
             return 0.0
+
+
+@dataclass
+class RunningRun(LiveRun):
+    """A training process of this machine, whoever started it; a pid alone could have been reused."""
+
+    pid: int
+    born: str
+    """The system's start time of the pid; the same pid with another start time is another process."""
+    _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> str:
+        return f"{self.pid} {self.born}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether any process of the run is alive: the leader or its children."""
+        return self.leader_alive or self.orphaned
+
+    @property
+    def leader_alive(self) -> bool:
+        """Whether the process that we started is alive."""
+        if self._child is not None:
+            return self._child.poll() is None
+        return process_born(self.pid) == self.born
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the leader is gone while others of its process group are alive."""
+        # a pid is not reused while its group exists: if another process has it, ours are gone
+        return not self.leader_alive and process_born(self.pid) is None and bool(group_members(self.pid, self.folder))
+
+    @property
+    def exit_code(self) -> int | None:
+        """The leader's exit code; None while it runs, or if another GUI started it."""
+        return self._child.poll() if self._child is not None else None
 
     def terminate(self, grace: float = TERM_GRACE) -> None:
         """Terminate all processes of the run now, without saving."""

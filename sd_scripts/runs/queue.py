@@ -16,8 +16,9 @@ from sd_scripts.runs.events import Command
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.rebuild import row_values
 from sd_scripts.runs.run_state import ENDED, LIVING, RunState, State
-from sd_scripts.runs.store import RunRow, RunStore, gpus_overlap
-from sd_scripts.runs.watched import End, WatchedRun
+from sd_scripts.runs.slurm import job
+from sd_scripts.runs.store import SLURM, RunRow, RunStore, gpus_overlap
+from sd_scripts.runs.watched import End, WatchedRun, find_run
 
 logger = logging.getLogger("sd_scripts")
 
@@ -48,6 +49,7 @@ class PlannedRun:
     tab: str = ""
     family: str = ""
     gpus: str = "all"
+    """As `gpu_set` returns them, or SLURM; then `argv` is a command line of sbatch."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +368,7 @@ class RunQueue:
             if time.time() - (row.started or 0.0) > STARTING_SECONDS:
                 self._fail(row, "it could not be started, and the reason could not be recorded")
             return False
-        if folder.console.exists():
+        if folder.console.exists() or (row.gpus == SLURM and job.adopt(folder)):
             return True  # it may have started, and must not start twice
         self.store.update(row.id, state="queued", started=None)
         return False
@@ -412,15 +414,22 @@ class RunQueue:
         try:
             if why := self._check(row):
                 raise ValueError(why)
-            with self._lock:  # so that no other thread finds the process in the folder and watches it twice
-                run = process.start(*_command(launch, secrets), folder)
-                self._watched[row.id] = WatchedRun(folder, run, grace=self._grace)
-                self._secrets.pop(row.id, None)
+            run = self._launch(row, folder, *_command(launch, secrets))
         except ValueError as error:
             if self._fail(row, str(error)):
                 self._pause_after(row, "failed")
             return
-        self.store.update(row.id, process=f"{run.pid} {run.born}")
+        self.store.update(row.id, process=run.key)
+
+    def _launch(self, row: RunRow, folder: RunFolder, argv: list[str], environment: dict[str, str]) -> process.LiveRun:
+        """Start a run where it is to run: on this machine, or as a Slurm job."""
+        if row.gpus == SLURM:
+            return job.submit(argv, folder)
+        with self._lock:  # so that no other thread finds the process in the folder and watches it twice
+            run = process.start(argv, environment, folder)
+            self._watched[row.id] = WatchedRun(folder, run, grace=self._grace)
+            self._secrets.pop(row.id, None)
+        return run
 
     def _check(self, row: RunRow) -> str:
         """Return why a run cannot be trained; an error in the check itself does not block the run."""
@@ -439,7 +448,7 @@ def _open_run(row: RunRow, grace: float) -> WatchedRun:
     if row.state == "queued":
         return WatchedRun(folder, None, waiting=True, run_state=RunState(state="queued"))
     if row.state in LIVING:
-        run = process.find(folder, row.process)
+        run = find_run(folder, row.process)
         waiting = run is None and row.state == "starting" and process.is_alive(row.owner)
         return WatchedRun(folder, run, waiting=waiting, grace=grace)
     return WatchedRun(folder, None, End(row.state, row.error, row.ended))

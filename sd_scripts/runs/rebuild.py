@@ -11,12 +11,11 @@ from typing import Any, TypeGuard
 
 from sd_scripts.formats.private import private_file
 from sd_scripts.formats.regular_files import open_regular
-from sd_scripts.runs import process
 from sd_scripts.runs.events import LARGEST, read_event
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, RunState
-from sd_scripts.runs.watched import unreported_end
+from sd_scripts.runs.watched import find_run, unreported_end
 
 logger = logging.getLogger("sd_scripts")
 
@@ -158,7 +157,7 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         for command in folder.commands():
             run_state.add_command(command)
-    run = None if run_state.over else process.find(folder)
+    run = None if run_state.over else find_run(folder)
     waits = bool(launch) and not (run or run_state.event_count or folder.process.exists() or folder.console.exists())
     if not run_state.over and run is None and not waits:
         end = unreported_end(folder, run_state)
@@ -173,7 +172,7 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
         "created": made,
         "started": None if waits else run_state.started or made,
         "ended": (run_state.ended or made) if run_state.over else None,
-        "process": f"{run.pid} {run.born}" if run else "",
+        "process": run.key if run else "",
         **row_values(run_state),
     }
 

@@ -178,6 +178,10 @@ class RunState:
     """Commands sent to it, oldest first."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The payload of the `started` event."""
+    scheduler: str = ""
+    """The scheduler's report on a run that it starts."""
+    waits: bool = False
+    """Whether the scheduler has yet to start it, for the first time or again."""
     event_count: int = 0
     """Number of changes so far: a view that has seen this many is up to date."""
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=100))
@@ -256,6 +260,15 @@ class RunState:
             if why:
                 self.failure = {"error": why}
             self.event_count += 1
+
+    def note_scheduler(self, text: str, waits: bool) -> None:
+        """Record the scheduler's report; a run that it will start again has not ended."""
+        if (text, waits) == (self.scheduler, self.waits):
+            return
+        self.scheduler, self.waits = text, waits
+        self.event_count += 1
+        if waits and self.over:
+            self.state, self.ended, self.failure = "starting", None, {}
 
     def warn(self, text: str) -> None:
         """Add a warning about reading the run itself."""

@@ -17,6 +17,8 @@ from sd_scripts.runs.rebuild import DESCRIBED, ended_below
 from sd_scripts.runs.run_state import LIVING, State
 from sd_scripts.runs.store_file import COLUMNS, StoreFile, insert, set_values
 
+SLURM = "slurm"
+"""Stands for the GPUs of a run that Slurm starts."""
 NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs", "fuse.sshfs")
 )
@@ -32,7 +34,7 @@ class RunRow:
     tab: str
     family: str
     gpus: str
-    """The GPUs it needs, as `gpu_set` returns them."""
+    """The GPUs it needs, as `gpu_set` returns them, or SLURM."""
     state: State
     place: int | None
     """Position in the queue, from 1; None outside the queue."""
@@ -80,7 +82,9 @@ def file_system(path: Path, mounts: str) -> str:
 
 
 def gpus_overlap(one: str, other: str) -> bool:
-    """Return whether two runs with these sets of GPUs conflict."""
+    """Return whether two runs with these sets of GPUs conflict. Slurm shares out the GPUs of its jobs."""
+    if SLURM in (one, other):
+        return False
     if "cpu" in (one, other) or "all" in (one, other):
         return one == other or "cpu" not in (one, other)
     return not set(one.split(",")).isdisjoint(other.split(","))

@@ -4,10 +4,12 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
+from sd_scripts.runs import process
 from sd_scripts.runs.events import END, Command, EventTail, Kill
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.process import GRACE, RunningRun
+from sd_scripts.runs.process import GRACE, LiveRun
 from sd_scripts.runs.run_state import RunState, State
+from sd_scripts.runs.slurm import job
 
 FRESH = 0.2
 """Seconds before the files are read again, however many browsers poll."""
@@ -22,12 +24,19 @@ class End:
     ended: float | None = None
 
 
-def unreported_end(folder: RunFolder, run_state: RunState, run: RunningRun | None = None) -> End:
+def find_run(folder: RunFolder, process_key: str = "") -> LiveRun | None:
+    """Return a run that is alive on this machine, or the Slurm job of one; `process_key` is its key, if known."""
+    return job.find(folder, process_key) or process.find(folder, process_key)
+
+
+def unreported_end(folder: RunFolder, run_state: RunState, run: LiveRun | None = None) -> End:
     """Return why the process of a run is gone, as far as known, for a run without a final event; `run` if it was
     watched."""
     ended = time.time() if run else _last_activity(folder)
     if any(sent.kind == END for sent in run_state.commands):
         return End("stopped", _ended_at_once(run_state), ended)
+    if run and run.reported_end:
+        return End(*run.reported_end, ended)
     return End("lost", _explain(folder, run_state, run.exit_code if run else None), ended)
 
 
@@ -62,7 +71,7 @@ class WatchedRun:
     """A run with its process, if alive, and its state so far."""
 
     folder: RunFolder
-    run: RunningRun | None
+    run: LiveRun | None
     end: End | None = None
     """According to the list of runs or the process itself, for a run without a final event."""
     run_state: RunState = field(default_factory=RunState)
@@ -82,11 +91,15 @@ class WatchedRun:
         """Read the newest events and return the state. A process that is gone without a final event is lost."""
         with self._lock:
             fresh = self._read and time.monotonic() - self._read < FRESH
-            if fresh or (self._read and self.run_state.over) or self.waiting:
+            if fresh or self.waiting:
                 return self.run_state
             alive = self.alive  # checked before reading: a process writes its last events before it exits
+            if self._read and self.run_state.over and not alive:
+                return self.run_state
             trouble = self._read_files()
             self._read = time.monotonic()
+            if self.run and alive:
+                self.run_state.note_scheduler(self.run.about, self.run.waits)
             if not alive and not self.run_state.over:
                 self._mark_ended(trouble)
             return self.run_state
@@ -132,6 +145,9 @@ class WatchedRun:
 
     def ask(self, kind: Command) -> None:
         """Send a command for the end of the current step. Raises ValueError if it cannot be written."""
+        if kind == "stop" and self.run and self.run.waits:  # it would first load the model
+            self.end_now()
+            return
         try:
             self._send(kind)
         except OSError as error:

@@ -18,7 +18,7 @@ from sd_scripts.options.dataset import (
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generating.sampling import SampleOptions
-from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.model import ModelOptions
@@ -65,6 +65,7 @@ COMMON: Groups = (
     DistributedOptions,
     RunOptions,
     LaunchOptions,
+    SlurmOptions,
 )
 OF_METHOD: dict[str, Groups] = {
     "lora": (LoraFileOptions, NetworkOptions, EmbeddingOptions),

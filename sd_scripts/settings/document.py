@@ -20,7 +20,7 @@ from sd_scripts.options.dataset import (
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.generating.generate import GenerateOptions
 from sd_scripts.options.generating.sampling import SampleOptions
-from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.metadata import MetadataOptions
@@ -89,7 +89,7 @@ PAGES = (
     Page(
         name="running",
         title="Starting a run",
-        groups=(ConfigFileOptions, PlanOptions, RunOptions, DistributedOptions, LaunchOptions),
+        groups=(ConfigFileOptions, PlanOptions, RunOptions, DistributedOptions, LaunchOptions, SlurmOptions),
     ),
     Page(name="generate", title="Generate", groups=(GenerateOptions,)),
     OTHER_PROGRAMS,

@@ -6,6 +6,7 @@ are reported by the code that opens the file.
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.words import shortened
 from sd_scripts.options.generating.prompt_lines import PromptFile, read_prompt_file
 from sd_scripts.options.generating.sampling import SampleOptions
+from sd_scripts.options.launch import SlurmOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
@@ -184,6 +186,23 @@ def outputs(valid: Settings) -> Iterator[str]:
             yield f"output_name: {what} named '{path}' already exists; rename it or choose another name"
 
 
+def slurm(valid: Settings) -> Iterator[str]:
+    """Check what a Slurm job needs from the machine that submits it."""
+    options = valid.get(SlurmOptions)
+    if not options or options.where != "slurm":
+        return
+    if shutil.which("sbatch") is None:
+        yield "where: sbatch was not found on the PATH; start from a machine of the cluster, or set where = here"
+    if options.slurm_template and not Path(options.slurm_template).is_file():
+        yield f"slurm_template: file not found: '{options.slurm_template}'"
+    for name, o in valid.options.items():
+        if o.secret and valid.value(name):
+            yield (
+                f"{name}: Slurm writes the environment of a job to disk, and the secret with it; leave the option "
+                "empty, and log in on the cluster with `hf auth login` or `wandb login`"
+            )
+
+
 CHECKS: tuple[Check, ...] = (
     network_choice.problems,
     *model_checks.CHECKS,
@@ -196,4 +215,5 @@ CHECKS: tuple[Check, ...] = (
     outputs,
     console_log_file,
     trackers,
+    slurm,
 )

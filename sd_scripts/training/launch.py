@@ -21,6 +21,7 @@ from sd_scripts.formats.secrets import Hider, HidingFormatter, handed_values, wi
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.machine import compile_cache, garbage_collection
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.launch import SlurmOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
@@ -32,6 +33,7 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import LAST
 from sd_scripts.settings import command_line, preflight
 from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.launching import slurm
 from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.process import head_start, parent_watchdog
@@ -67,6 +69,8 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     wrong = [*wrong_flags, *preflight.problems(settings)]
     if wrong := wrong or [*preflight.found_by([_unwritable_output], settings)]:
         return _refuse(settings, wrong)
+    if settings[SlurmOptions].where == "slurm":
+        return _submit(settings)
     _set_environment(settings[CudaOptions])
     head_start.begin(head_start.model_files(settings, card_of(family_name)))
     with garbage_collection.importing():
@@ -80,6 +84,21 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     if problems := _make_output(settings[SavingOptions]):
         return _refuse(settings, problems)
     return _run(settings, family, method)
+
+
+def _submit(settings: Settings) -> int:
+    """Submit the run to Slurm and return the exit status; of several processes, the first one does."""
+    if os.environ.get("RANK", "0") != "0":
+        return 0
+    try:
+        job = slurm.submit(settings)
+    except ValueError as error:
+        return _refuse(settings, [error])
+    except OSError as error:
+        return _refuse(settings, [f"run_dir: '{error.filename}' cannot be written ({error.strerror})"])
+    print(f"Submitted Slurm job {job.id}. Its output: {job.folder.console}")
+    print(f"`scancel {job.id}` ends it and saves its state", flush=True)
+    return 0
 
 
 def _hand_over_secrets(secrets: Mapping[str, str]) -> None:

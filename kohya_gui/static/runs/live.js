@@ -323,8 +323,8 @@
   /** Label Start by its effect: if the GPUs are busy, the run is queued. */
   const nameStart = () => {
     for (const button of document.querySelectorAll(STARTS)) {
-      const gpus =
-        document.querySelector(`#${button.id.replace(/-start$/, "-gpu_ids")} input`)?.value.replace(/\s/g, "") || "all";
+      const field = (name) => document.querySelector(`#${button.id.replace(/-start$/, `-${name}`)} input`)?.value;
+      const gpus = field("where") === "Slurm" ? SLURM : field("gpu_ids")?.replace(/\s/g, "") || "all";
       const isBusy = board.paused || board.runs.some((run) => isOn(run) && shares(run.gpus, gpus));
       const text = [...button.childNodes].find((node) => node.nodeType === Node.TEXT_NODE && node.nodeValue.trim());
       const words = isBusy ? "Add to queue" : "Start training";
@@ -357,8 +357,11 @@
       for (const said of column.querySelectorAll("[data-started]")) hideRepeated(said, [...planned, ...warned]);
     }
   };
+  /** What stands for the GPUs of a run that Slurm starts, which shares them out. */
+  const SLURM = "slurm";
   const shares = (some, others) =>
-    ["cpu", "all"].includes(some) || others === "all" || some.split(",").some((gpu) => others.split(",").includes(gpu));
+    ![some, others].includes(SLURM) &&
+    (["cpu", "all"].includes(some) || others === "all" || some.split(",").some((gpu) => others.split(",").includes(gpu)));
 
   const goTo = (tab, run) => {
     if (run != null) choose(run);

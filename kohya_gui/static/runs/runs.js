@@ -59,7 +59,8 @@
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
     write(badge, waits ? `${run.place}` : run.word);
     write(name, label);
-    const place = ["all", "cpu"].includes(run.gpus) ? "" : ` · GPU ${run.gpus}`;
+    const places = { all: "", cpu: "", slurm: " · Slurm" };
+    const place = places[run.gpus] ?? ` · GPU ${run.gpus}`;
     write(gpus, (waits && run.error) || run.tab_title + place);
     bar.hidden = waits;
     bar.firstChild.style.width = `${100 * run.fraction}%`;

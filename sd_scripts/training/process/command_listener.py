@@ -27,7 +27,7 @@ class CommandListener:
         # over gloo, which exchanges through main memory and so needs no GPU sync
         self._group = torch.distributed.new_group(backend="gloo") if context.world > 1 else None
         self._handlers: dict[signal.Signals, Any] = {}
-        self._process, self._parent = os.getpid(), os.getppid()
+        self._process = os.getpid()
 
     def open(self) -> None:
         """Install signal handlers: Ctrl-C now stops after the step instead of killing the process."""
@@ -57,7 +57,8 @@ class CommandListener:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data loader worker, which exits with its parent
             return
-        if self._stop_requested and not self._parent_died():  # the second Ctrl-C ends it immediately
+        # the second Ctrl-C ends it immediately; SIGTERM comes twice where a system sends it to the launcher, too
+        if self._stop_requested and number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._stop_requested = True
@@ -65,11 +66,6 @@ class CommandListener:
             _detach_from_terminal()
         with contextlib.suppress(OSError):  # the terminal may be gone
             print("\nStopping after this step and saving the state. Press Ctrl-C again to quit now.", flush=True)
-
-    def _parent_died(self) -> bool:
-        """Return once whether the signal may announce the launcher's death, which the same Ctrl-C can cause."""
-        parent, self._parent = self._parent, os.getppid()
-        return parent != self._parent
 
 
 def _detach_from_terminal() -> None:

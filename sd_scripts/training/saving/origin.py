@@ -13,7 +13,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions, ValidationOptions
 from sd_scripts.options.full import FusedOptions, ModelFileOptions
 from sd_scripts.options.generating.sampling import SampleOptions
-from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.optimization.optimizer import LrSchedulerOptions
@@ -34,6 +34,7 @@ GROUPS_WITHOUT_EFFECT: Groups = (
     FusedOptions,
     ModelFileOptions,
     LaunchOptions,
+    SlurmOptions,
     LoggingOptions,
     MetadataOptions,
     CudaOptions,

@@ -25,8 +25,10 @@ def newest_state(
     output_name: str | None,
     warn: Callable[[str], None] = lambda _: None,
     why_not: Callable[[SavedState], str] = lambda _: "",
+    since: float = 0.0,
 ) -> SavedState | None:
-    """Return the intact state with the most steps, the later of two, or None. A damaged one is reported through `warn`,
+    """Return the intact state with the most steps, the later of two, or None. States written before `since` count only
+    if there are no others: a run that is started again resumes from its own. A damaged one is reported through `warn`,
     and so is one for which `why_not` returns a sentence why the run cannot resume from it; the one before is taken.
     Raises ValueError if that leaves none.
 
@@ -43,7 +45,8 @@ def newest_state(
             readable.append(read_saved(str(path)))
         except ValueError:
             damaged.append(f"'{path}' is damaged ({PROGRESS} cannot be read)")
-    for saved in sorted(readable, key=lambda saved: (saved.progress.step, saved.time), reverse=True):
+    own = [saved for saved in readable if saved.time >= since]
+    for saved in sorted(own or readable, key=lambda saved: (saved.progress.step, saved.time), reverse=True):
         if why := damage(saved):
             damaged.append(f"'{saved.folder}' is damaged ({why})")
         elif why := why_not(saved):

@@ -73,7 +73,8 @@ def _newest(context: Context) -> SavedState | None:
             return ""
         return next((_refused(change) for change in changed_models(saved.origin, model_origin_of(settings))), "")
 
-    saved = newest_state(folder, settings[SavingOptions].output_name, context.warn, why_not_resumed)
+    name, began = settings[SavingOptions].output_name, context.folder.began
+    saved = newest_state(folder, name, context.warn, why_not_resumed, since=began)
     if saved:
         logger.info("resume: resuming from '%s'", saved.folder)
     else:

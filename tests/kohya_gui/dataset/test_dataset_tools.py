@@ -13,13 +13,13 @@ from kohya_gui.dataset.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset.dataset_tools_gui import FolderHelper, MetadataSteps, fill, latents_view
 from kohya_gui.dataset.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather, latents_command
 from kohya_gui.form.controls import Form, Panel
-from kohya_gui.runs.launch_command import sees_no_gpu
 from sd_scripts.finetune import prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue, gpu_set
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import RunStore
 from sd_scripts.runs.watched import FRESH
+from sd_scripts.settings.launching.accelerate_command import sees_no_gpu
 from tests.support.data import make_image, plan_data, settings_of
 from tests.support.scripts import SDXL_FULL
 

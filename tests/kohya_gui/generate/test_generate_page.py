@@ -23,7 +23,6 @@ from kohya_gui.generate.control_uploads import CONTROL_FOLDER, KEPT_SECONDS, kee
 from kohya_gui.generate.generate_form import ROWS, form, options_of, values_of
 from kohya_gui.generate.generate_job import Request as Asked
 from kohya_gui.generate.generate_routes import GenerateRoutes, as_form, routes
-from kohya_gui.runs.launch_command import sees_no_gpu
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.formats.images.image_parameters import read_chunks, text_chunks
 from sd_scripts.formats.toml_files import write_toml
@@ -35,6 +34,7 @@ from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.catalog import GENERATE_SCRIPTS
+from sd_scripts.settings.launching.accelerate_command import sees_no_gpu
 from tests.support.clips import make_clip
 from tests.support.data import make_image
 from tests.support.runs import wait_for

@@ -10,10 +10,10 @@ from accelerate.commands.config import default_config_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
-from kohya_gui.runs.direct_start import default_config
 from kohya_gui.runs.launch_command import LaunchCommand, build
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.settings.launching.direct_start import default_config
 from sd_scripts.settings.reading import from_values
 from tests.support.runs import wait_for
 from tests.support.scripts import SDXL_LORA

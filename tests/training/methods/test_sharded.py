@@ -3,8 +3,6 @@
 import copy
 import json
 import os
-import re
-import shlex
 import sys
 from itertools import count
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.commands.launch import launch_command_parser
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
@@ -293,18 +290,6 @@ def test_the_environment_that_accelerate_sets_turns_on_sharding(
     train_shards(tmp_path / "two", any_miniature, max_train_steps=1)
     base, name = base_of(any_miniature), "double_blocks.0.img_attn.qkv.weight"
     assert {len(held[f"denoiser.{name}"]) for held in copies(tmp_path / "two")} == {len(base[name]) // 2}
-
-
-def test_the_guide_for_slurm_has_flags_that_accelerate_accepts() -> None:
-    guide = Path(__file__).parents[3] / "docs" / "several_gpus.md"
-    found = re.search(r"bash -c 'accelerate launch (.+?)'", guide.read_text(encoding="utf-8"), re.DOTALL)
-    command = found[1] if found else ""
-    for variable, value in {"$((SLURM_NNODES * 8))": "16", "$SLURM_NNODES": "2", "$SLURM_NODEID": "1"}.items():
-        assert variable in command
-        command = command.replace(variable, value)
-    parsed = launch_command_parser().parse_args(shlex.split(command.replace("\\\n", " ")))
-    assert (parsed.num_machines, parsed.num_processes, parsed.machine_rank) == (2, 16, 1)
-    assert parsed.training_script == "sd_scripts/flux_train.py"
 
 
 def uneven() -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.saving.origin import changed_models, changes, model_origin_of, origin_of
 from sd_scripts.training.saving.recovery import clean_up, newest_state
-from sd_scripts.training.saving.train_state import read_saved, read_whole
+from sd_scripts.training.saving.train_state import CHECKSUM, read_saved, read_whole
 from tests.support.data import plan_data
 from tests.support.training import Run, equal, images, settings_for, train, train_whole
 
@@ -442,6 +443,22 @@ def test_only_complete_states_of_this_name_are_found(undisturbed: Run, tmp_path:
     assert (found.folder.name, found.progress.step) == ("short-000001-state", 3)
     assert newest_state(tmp_path, "long") is None
     assert newest_state(tmp_path / "nowhere", None) is None
+
+
+def test_a_run_started_again_in_its_folder_prefers_its_own_states(undisturbed: Run, tmp_path: Path) -> None:
+    own, earlier = (shutil.copytree(state_of(undisturbed, step), tmp_path / f"short-{step}-state") for step in (2, 4))
+    summary = json.loads((earlier / "progress.json").read_text())
+    summary["time"] = read_saved(str(own)).time - 10
+    del summary[CHECKSUM]
+    summary[CHECKSUM] = hashlib.sha256(json.dumps(summary).encode()).hexdigest()
+    (earlier / "progress.json").write_text(json.dumps(summary))
+
+    def newest(since: float) -> Path | None:
+        found = newest_state(tmp_path, "short", since=since)
+        return found.folder if found else None
+
+    assert newest(0.0) == newest(math.inf) == earlier
+    assert newest(read_saved(str(own)).time - 1) == own
 
 
 def put_states(run: Run, output: Path, *steps: int) -> list[Path]:
