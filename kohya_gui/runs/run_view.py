@@ -17,7 +17,7 @@ from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMA_ENDING, EMBEDDING_ENDING, STATE_ENDING
 from sd_scripts.runs.process import TERM_GRACE
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
-from sd_scripts.runs.store import RunRow
+from sd_scripts.runs.store import SLURM, RunRow
 
 STATE_LABELS = {
     "queued": "Waiting",
@@ -68,6 +68,7 @@ def sections(
     """Return the sections of the view by name; the page replaces only those whose HTML changed."""
     folder = row.folder
     waiting = row.state == "queued"
+    no_steps = not len(run_state.losses)
     return {
         "head": head(run_state, row),
         "progress": "" if waiting else progress(run_state, row),
@@ -75,7 +76,7 @@ def sections(
         "failure": failure(run_state, row, links),
         "result": result(run_state, row.family),
         "before_after": before_after(row),
-        "tiles": "" if waiting or (run_state.over and not len(run_state.losses)) else tiles(run_state, row, now),
+        "tiles": "" if waiting or (no_steps and (run_state.over or run_state.waits)) else tiles(run_state, row, now),
         "files": files(run_state, row.id),
         "warnings": warnings(run_state, links),
         "compile": compile_section(run_state),
@@ -285,6 +286,8 @@ def result(run_state: RunState, family: str) -> str:
 
 def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
     began, ended = row.started or run_state.started, row.ended or run_state.ended
+    if row.gpus == SLURM:  # in whose queue it waited since row.started
+        began = run_state.started
     took = (ended or now or time.time()) - began if began else None
     time_tile = ("Took" if run_state.over else "So far", duration(took), "total time")
     if run_state.seconds_left is not None:

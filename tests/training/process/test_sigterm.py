@@ -28,12 +28,17 @@ def events(config: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in RunFolder(config.parent / "out" / "run").events() if event["kind"] == kind]
 
 
-def test_both_processes_save_and_stop_when_the_second_is_terminated(flux_miniature: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", ["to the second", "twice to both"])
+def test_both_processes_save_and_stop_when_terminated(sent: str, flux_miniature: Any, tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to all processes, and so does the launcher, which receives it too."""
     config = configure(tmp_path, flux_miniature, max_train_steps=100_000)
     ranks = group(2, tmp_path, train_in_group, config, tmp_path / "marker")
     wait_for(lambda: len(events(config, "step")) >= 2)
-    assert ranks[1].pid
-    os.kill(ranks[1].pid, signal.SIGTERM)
+    for _ in range(2 if sent == "twice to both" else 1):
+        for each in ranks if sent == "twice to both" else ranks[1:]:
+            assert each.pid
+            os.kill(each.pid, signal.SIGTERM)
+        wait_for(lambda: "Stopping after this step" in told_in(tmp_path))
     assert [outcome(each) for each in ranks] == [0, 0], told_in(tmp_path)
     (stopped,) = events(config, "stopped")
     assert (tmp_path / "out" / f"short-step{stopped['step']:08d}-state").is_dir()
