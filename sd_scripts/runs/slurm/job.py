@@ -80,6 +80,8 @@ class SlurmJob(LiveRun):
                 node = f" {status.nodes}" if status and status.nodes else ""
                 why = f"cannot write to the run folder; choose an output_dir on storage that node{node} shares"
                 return "failed", f"{name} {why}"
+            case "FAILED":
+                return "failed", f"{name} failed before the training could report why; see its last lines under Details"
             case "":
                 return "lost", f"Slurm no longer knows job {self.id}, and the training reported no end"
         return None

@@ -167,6 +167,7 @@ def test_a_slurm_that_does_not_answer_ends_no_run(cluster: Cluster, folder: RunF
         ("12|NODE_FAIL|NodeDown|n1|cat", "lost", "a node of Slurm job 12 failed"),
         ("12|PREEMPTED|None|n1|cat", "lost", "was preempted"),
         ("12|FAILED|JobLaunchFailure|n1|cat", "failed", "output_dir on storage that node n1 shares"),
+        ("12|BOOT_FAIL|NodeDown|n1|cat", "lost", "Slurm did not start it again"),
         ("13|RUNNING|None|n1|dog", "lost", "no longer knows job 12"),
     ],
 )
@@ -178,6 +179,14 @@ def test_an_end_that_the_run_did_not_report_is_explained_by_slurm(
     assert refreshed(run, lambda now: now.over)
     assert run.run_state.state == state
     assert words in run.run_state.failure["error"]
+
+
+def test_the_last_lines_of_a_job_that_failed_early_are_shown(cluster: Cluster, folder: RunFolder) -> None:
+    folder.console.write_text("slurmstepd: error: execve(): python: No such file or directory\n")
+    cluster.has("12|FAILED|NonZeroExitCode|n1|cat")
+    run = watched(folder)
+    assert refreshed(run, lambda now: now.state == "failed")
+    assert "No such file" in run.run_state.failure["details"]
 
 
 def test_stop_cancels_a_job_that_waits(cluster: Cluster, folder: RunFolder) -> None:
