@@ -65,6 +65,11 @@ class LiveRun(ABC):
         return False
 
     @property
+    def settled(self) -> bool:
+        """Whether the last events of a run that is no longer alive can be read by now."""
+        return True
+
+    @property
     def about(self) -> str:
         """The scheduler's report on it; empty if there is none."""
         return ""

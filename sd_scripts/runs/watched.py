@@ -100,7 +100,7 @@ class WatchedRun:
             self._read = time.monotonic()
             if self.run and alive:
                 self.run_state.note_scheduler(self.run.about, self.run.waits)
-            if not alive and not self.run_state.over:
+            if not alive and not self.run_state.over and (self.run is None or self.run.settled):
                 self._mark_ended(trouble)
             return self.run_state
 

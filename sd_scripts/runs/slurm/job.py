@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.secrets import HANDED
+from sd_scripts.formats.words import shortened
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.process import TERM_GRACE, LiveRun
 from sd_scripts.runs.run_state import State
@@ -15,7 +16,9 @@ from sd_scripts.runs.slurm.squeue import SQUEUE, JobStatus, ask, run_slurm, sbat
 
 SUBMITS_WITHIN, CANCELS_WITHIN = 60.0, 30.0
 """Seconds for sbatch and scancel."""
-OPTIONS_OF = {"partition": "slurm_partition", "time limit": "slurm_time", "gres": "slurm_gpus", "node": "slurm_nodes"}
+ARRIVE_WITHIN = 30.0
+"""Seconds after the end of a job within which its last events arrive."""
+OPTIONS_OF = {"partition": "slurm_partition", "time limit": "slurm_time", "gres": "slurm_gpus"}
 """Word in a message of sbatch -> the option to change."""
 
 
@@ -26,6 +29,7 @@ class SlurmJob(LiveRun):
     id: str
     _since: float = field(default_factory=time.monotonic, repr=False)
     """Questions to squeue from here on know the job."""
+    _over_since: float = field(default=0.0, repr=False)
 
     @property
     def key(self) -> str:
@@ -43,6 +47,13 @@ class SlurmJob(LiveRun):
         if status := answer.jobs.get(self.id):
             return not status.over
         return answer.asked < self._since or bool(answer.problem)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the events of another machine must have arrived, which shared storage may delay."""
+        self._over_since = self._over_since or time.monotonic()
+        never_ran = self._status is not None and not self._status.nodes
+        return never_ran or time.monotonic() - self._over_since >= ARRIVE_WITHIN
 
     @property
     def waits(self) -> bool:
@@ -105,8 +116,11 @@ def submit(argv: Sequence[str], folder: RunFolder) -> SlurmJob:
         text = str(error)
         name = next((option for word, option in OPTIONS_OF.items() if word in text.lower()), "where")
         raise ValueError(f"{name}: {text}") from error
+    id = answer.strip().partition(";")[0]  # the name of the cluster may follow
+    if not id.isdecimal():
+        raise ValueError(f"where: sbatch printed no job number but {shortened(answer.strip())!r}")
     SQUEUE.forget()
-    return _recorded(SlurmJob(folder, answer.strip().partition(";")[0]))  # the name of the cluster may follow
+    return _recorded(SlurmJob(folder, id))
 
 
 def _recorded(job: SlurmJob) -> SlurmJob:

@@ -1,6 +1,5 @@
 """The states of this user's Slurm jobs, asked of squeue."""
 
-import getpass
 import os
 import subprocess
 import threading
@@ -8,6 +7,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from sd_scripts.formats.words import shortened
 
 EVERY = 5.0
 """Seconds between two questions: a controller serves many users, and asks them not to ask more often."""
@@ -77,8 +78,9 @@ class Answer:
 
 def ask() -> dict[str, JobStatus]:
     """Return the jobs of this user by id. Raises ValueError, one sentence, if Slurm does not answer."""
-    command = ["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", f"--format={FORMAT}"]
-    lines = run_slurm(command, ANSWERS_WITHIN).splitlines()
+    command = ["squeue", "--me", "--noheader", "--states=all", f"--format={FORMAT}"]
+    unfiltered = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    lines = run_slurm(command, ANSWERS_WITHIN, unfiltered).splitlines()
     rows = [line.split("|", 4) for line in lines]
     return {row[0]: JobStatus(*row[1:]) for row in rows if len(row) == 5}
 
@@ -105,9 +107,9 @@ def run_slurm(command: list[str], seconds: float, environment: Mapping[str, str]
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"{program} did not answer within {seconds:.0f} seconds") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        last = lines[-1].removeprefix(f"{program}: ").removeprefix("error: ") if lines else f"exit {done.returncode}"
-        raise ValueError(f"{program}: {last}")
+        lines = [line.removeprefix(f"{program}: ").removeprefix("error: ") for line in done.stderr.splitlines()]
+        said = "; ".join(filter(None, map(str.strip, lines)))
+        raise ValueError(f"{program}: {shortened(said) or f'exit code {done.returncode}'}")
     return done.stdout
 
 

@@ -55,6 +55,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(squeue, "EVERY", 0.0)
     monkeypatch.setattr(job, "SQUEUE", Squeue())
+    monkeypatch.setattr(job, "ARRIVE_WITHIN", 0.0)
     return Cluster(tmp_path / "bin")
 
 
@@ -87,9 +88,9 @@ def test_a_job_gets_neither_secrets_nor_the_variables_of_an_outer_job(
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ("Invalid partition name specified", "slurm_partition: sbatch: Invalid partition name specified"),
-        ("Requested node configuration is not available", "slurm_nodes: sbatch: Requested node configuration is not"),
-        ("Invalid account", "where: sbatch: Invalid account"),
+        ("Invalid partition name specified", "slurm_partition: sbatch: first line; Invalid partition name specified"),
+        ("Invalid generic resource (gres)", "slurm_gpus: sbatch: first line; Invalid generic resource"),
+        ("Invalid account", "where: sbatch: first line; Invalid account"),
     ],
 )
 def test_an_error_of_sbatch_is_one_sentence(cluster: Cluster, folder: RunFolder, said: str, sentence: str) -> None:
@@ -98,6 +99,12 @@ def test_an_error_of_sbatch_is_one_sentence(cluster: Cluster, folder: RunFolder,
         submit(["sbatch"], folder)
     assert "\n" not in str(raised.value)
     assert find_run(folder) is None
+
+
+def test_an_answer_without_a_job_number_is_an_error(cluster: Cluster, folder: RunFolder) -> None:
+    (cluster.folder / "sbatch").write_text("#!/bin/sh\necho Welcome to the cluster\n")
+    with pytest.raises(ValueError, match="where: sbatch printed no job number but 'Welcome to the cluster'"):
+        submit(["sbatch"], folder)
 
 
 def test_a_missing_sbatch_is_one_sentence(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +186,21 @@ def test_an_end_that_the_run_did_not_report_is_explained_by_slurm(
     assert refreshed(run, lambda now: now.over)
     assert run.run_state.state == state
     assert words in run.run_state.failure["error"]
+
+
+def test_events_may_arrive_after_the_end_of_the_job(
+    cluster: Cluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "ARRIVE_WITHIN", 1000.0)
+    cluster.has("12|COMPLETED|None|n1|cat")
+    run = watched(folder)
+    wait_for(lambda: not run.alive)
+    assert not run.refresh().over
+    log = folder.log()
+    log("finished", step=3)
+    log.close()
+    assert refreshed(run, lambda now: now.over)
+    assert run.run_state.state == "finished"
 
 
 def test_the_last_lines_of_a_job_that_failed_early_are_shown(cluster: Cluster, folder: RunFolder) -> None:
