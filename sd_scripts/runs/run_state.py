@@ -187,6 +187,8 @@ class RunState:
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _steps_here: int = 0
     _heard: dict[str, int] = field(default_factory=dict)
+    _earlier_end: tuple[State, float | None, dict[str, str]] | None = None
+    """State, time and failure of a run that ended, and that the scheduler will start again."""
     _listens_from: float = 0.0
     """Time until which commands were for an earlier run in this folder."""
 
@@ -239,6 +241,7 @@ class RunState:
     def apply(self, event: dict[str, Any]) -> None:
         """Fold one event in."""
         self.event_count += 1
+        self._earlier_end = None
         kind = event.get("kind")
         if self.state in ("queued", "starting"):  # any event means that it runs; `started` comes once the data is known
             self.state = "running"
@@ -254,12 +257,16 @@ class RunState:
 
     def mark_ended(self, state: State, why: str = "", ended: float | None = None) -> None:
         """Record the end of a run that did not report it itself."""
-        if not self.over:
-            self.state = state
-            self.ended = ended or self.ended
-            if why:
-                self.failure = {"error": why}
-            self.event_count += 1
+        if self.over:
+            return
+        self.event_count += 1
+        if self._earlier_end:  # it was not started again, or the scheduler's report was old
+            self.state, self.ended, self.failure = self._earlier_end
+            return
+        self.state = state
+        self.ended = ended or self.ended
+        if why:
+            self.failure = {"error": why}
 
     def note_scheduler(self, text: str, waits: bool) -> None:
         """Record the scheduler's report; a run that it will start again has not ended."""
@@ -268,6 +275,7 @@ class RunState:
         self.scheduler, self.waits = text, waits
         self.event_count += 1
         if waits and self.over:
+            self._earlier_end = self.state, self.ended, self.failure
             self.state, self.ended, self.failure = "starting", None, {}
 
     def warn(self, text: str) -> None:

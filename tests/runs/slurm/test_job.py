@@ -153,6 +153,20 @@ def test_a_requeued_job_has_not_ended_though_it_stopped_and_saved(cluster: Clust
     wait_for(lambda: not run.alive)
 
 
+def test_a_job_cancelled_after_it_was_requeued_ended_as_it_had_before(cluster: Cluster, folder: RunFolder) -> None:
+    log = folder.log()
+    log("started", max_steps=9, step=0)
+    log("failed", error="the GPU is lost", time=5.0)
+    log.close()
+    cluster.has("12|PENDING|BeginTime||cat")
+    run = watched(folder)
+    assert refreshed(run, lambda state: state.state == "starting")
+    cluster.has("12|CANCELLED|None||cat")
+    assert refreshed(run, lambda state: state.over)
+    assert (run.run_state.state, run.run_state.ended) == ("failed", 5.0)
+    assert run.run_state.failure["error"] == "the GPU is lost"
+
+
 def test_a_slurm_that_does_not_answer_ends_no_run(cluster: Cluster, folder: RunFolder) -> None:
     cluster.has("12|RUNNING|None|node07|cat")
     run = watched(folder)
