@@ -98,6 +98,10 @@ def _submit(settings: Settings) -> int:
         return _refuse(settings, [f"run_dir: '{error.filename}' cannot be written ({error.strerror})"])
     print(f"Submitted Slurm job {job.id}. Its output: {job.folder.console}")
     print(f"`scancel {job.id}` ends it and saves its state", flush=True)
+    try:
+        slurm.add_to_list(job, settings)
+    except ValueError as error:
+        print(f"The run is not in the tab Runs: {error}", file=sys.stderr)
     return 0
 
 

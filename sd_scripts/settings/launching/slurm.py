@@ -1,6 +1,7 @@
 """The command line that submits a run to Slurm."""
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sd_scripts.options.run import RunOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.slurm import job
+from sd_scripts.runs.store import SLURM, RunStore
 from sd_scripts.settings.catalog import script_path
 from sd_scripts.settings.settings import Settings
 
@@ -70,3 +72,14 @@ def submit(settings: Settings) -> job.SlurmJob:
         if not chosen:
             folder.path.rmdir()
         raise
+
+
+def add_to_list(run: job.SlurmJob, settings: Settings) -> None:
+    """Add a submitted run to the list that the page shows. Raises ValueError if the list cannot be written."""
+    name = settings[SavingOptions].output_name or ""
+    store = RunStore()
+    try:
+        row = store.add(run.folder, name=name, family=settings.script.family, gpus=SLURM, state="starting")
+        store.update(row.id, started=time.time(), process=run.key)
+    finally:
+        store.close()

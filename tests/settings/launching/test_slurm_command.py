@@ -9,9 +9,10 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 
 from kohya_gui.runs.launch_command import build
-from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.launch import SlurmOptions
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.store import SLURM, RunStore
 from sd_scripts.settings import preflight
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.launching import slurm, slurm_node
@@ -19,6 +20,8 @@ from sd_scripts.settings.launching.accelerate_command import processes_of
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
 from tests.support.scripts import SDXL_LORA
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Slurm does not run on Windows")
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,6 +106,34 @@ def test_the_page_prints_a_command_that_submits_and_starts_sbatch(tmp_path: Path
     assert (started.argv[0], started.argv[-1], started.environment) == ("sbatch", str(tmp_path), {})
 
 
+def test_a_run_submitted_from_the_command_line_is_in_the_list_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 12\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    chosen = settings(output_dir=str(tmp_path / "out"), output_name="cat", seed=3)
+    submitted = slurm.submit(chosen)
+    slurm.add_to_list(submitted, chosen)
+    (row,) = RunStore().living()
+    assert (row.name, row.gpus, row.process, row.folder) == ("cat", SLURM, "slurm 12", submitted.folder.path)
+    assert read_toml(submitted.folder.config) == chosen.saved()
+
+
+def test_a_refused_run_leaves_no_folder_and_replaces_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="sbatch was not found"):
+        slurm.submit(settings(output_dir=str(tmp_path)))
+    assert [*(tmp_path / "runs").iterdir()] == []
+    (tmp_path / "config.toml").write_text("seed = 1\n")
+    with pytest.raises(ValueError, match=r"^run_dir: .* has the settings of another run"):
+        slurm.submit(settings(run_dir=str(tmp_path)))
+    assert (tmp_path / "config.toml").read_text() == "seed = 1\n"
+
+
 # On a node
 
 
@@ -155,5 +186,4 @@ def test_a_requeued_run_resumes_only_if_it_has_saved_a_state(tmp_path: Path) -> 
 def test_the_documented_batch_script_is_the_template_and_valid() -> None:
     template = slurm.TEMPLATE.read_text(encoding="utf-8")
     assert f"```sh\n{template}```" in (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
-    if sys.platform != "win32":
-        subprocess.run(["bash", "-n", str(slurm.TEMPLATE)], check=True)
+    subprocess.run(["bash", "-n", str(slurm.TEMPLATE)], check=True)
