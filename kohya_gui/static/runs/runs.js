@@ -59,9 +59,9 @@
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
     write(badge, waits ? `${run.place}` : run.word);
     write(name, label);
-    const places = { all: "", cpu: "", slurm: " · Slurm" };
-    const place = places[run.gpus] ?? ` · GPU ${run.gpus}`;
-    write(gpus, (waits && run.error) || run.tab_title + place);
+    const places = { all: "", cpu: "", slurm: "Slurm" };
+    const about = [run.tab_title, places[run.gpus] ?? `GPU ${run.gpus}`];
+    write(gpus, (waits && run.error) || about.filter(Boolean).join(" · "));
     bar.hidden = waits;
     bar.firstChild.style.width = `${100 * run.fraction}%`;
     order.hidden = !waits;
