@@ -17,6 +17,9 @@ from sd_scripts.settings.launching.accelerate_command import Start, accelerated,
 from sd_scripts.settings.launching.slurm import sbatch_command
 from sd_scripts.settings.settings import Script, Settings
 
+OF_JOBS = {"num_cpu_threads_per_process", "main_process_port", "extra_accelerate_launch_args"}
+"""Options of accelerate that apply to Slurm jobs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchCommand:
@@ -84,12 +87,14 @@ def _for_slurm(settings: Settings, trained: list[str], run_dir: Path | None) -> 
     """Return the script's own command, which submits itself, and what the page starts: sbatch."""
     argv = [sys.executable, *trained]
     started = Start(sbatch_command(settings, trained, RunFolder(run_dir)), {}) if run_dir else Start(argv, {})
+    left_out = [] if "--config_file" in trained else settings.changed().keys() & OF_JOBS
+    remarks = [Remark(name, "has no flag, so the command leaves it out; use it from a file") for name in left_out]
     return LaunchCommand(
         argv=argv,
         toml=settings.saved(),
         started=started,
         environment=settings.secrets(),
-        remarks=tuple(settings.remarks),
+        remarks=(*settings.remarks, *remarks),
     )
 
 

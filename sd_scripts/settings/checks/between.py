@@ -5,7 +5,7 @@ from functools import partial
 
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.spec import Filled, Findings, until_wrong
-from sd_scripts.settings.checks import compiling, dataset, loss, memory, network, optimizer, outputs
+from sd_scripts.settings.checks import compiling, dataset, loss, memory, network, optimizer, outputs, slurm
 from sd_scripts.settings.checks.run_values import RunValues
 
 
@@ -69,6 +69,7 @@ REMARKS = (
     outputs.uploads_without_repository,
     memory.activation_memory_budget_without_effect,
     outputs.steps_replaced_by_epochs,
+    slurm.options_of_this_machine,
     compiling.mode_with_auto,
     compiling.compile_without_effect,
     memory.cpu_offload_checkpointing_conflicts,

@@ -48,6 +48,13 @@ def test_a_job_requests_what_the_options_say() -> None:
     assert processes_of(settings(where="here", num_processes=3, slurm_gpus="8")) == 3
 
 
+def test_options_of_this_machine_are_reported_as_without_effect() -> None:
+    chosen = {"num_processes": 4, "gpu_ids": "0,1,2,3"}
+    remarks = {remark.name: remark.text for remark in settings(**chosen).remarks}
+    assert all("set slurm_nodes and slurm_gpus instead" in remarks[name] for name in chosen)
+    assert not {remark.name for remark in settings(where="here", **chosen).remarks} & {*chosen}
+
+
 def test_odd_characters_of_a_folder_stay_as_they_are() -> None:
     odd = requests(Path("/a %j b/$(touch x);ü'\"/cat"))
     assert odd[1] == "--output=/a %%j b/$(touch x);ü'\"/cat/console.log"
@@ -99,7 +106,8 @@ def test_what_a_job_cannot_have_is_refused_before_it_is_submitted(monkeypatch: p
 
 
 def test_the_page_prints_a_command_that_submits_and_starts_sbatch(tmp_path: Path) -> None:
-    printed = build(settings(slurm_gpus="2"), SDXL_LORA)
+    printed = build(settings(slurm_gpus="2", main_process_port=29500), SDXL_LORA)
+    assert printed.remarks[-1].name == "main_process_port"
     assert printed.argv[0] == sys.executable
     assert printed.argv[2:] == ["--where", "slurm", "--slurm_gpus", "2"]
     started = build(settings(), SDXL_LORA, tmp_path / "config.toml", run_dir=tmp_path).started
