@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from sd_scripts.data.caches.caching import LatentLayout
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE
-from sd_scripts.families.common.autoencoder import attributes_restored, vae_decode, vae_encode
+from sd_scripts.families.common.autoencoder import (
+    LARGEST_AT_ONCE,
+    Tile,
+    Tiling,
+    attributes_restored,
+    vae_decode,
+    vae_encode,
+)
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.hunyuan_video import keys
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
@@ -18,8 +25,10 @@ from sd_scripts.library.files.state_dicts import Shapes
 
 CHANNELS, SIDE, STEP = 16, 8, 4
 """Channels of latents; pixels and frames along one of them."""
-TILE = 32
-"""Side, in latents, of the tiles in which long and large clips are encoded: 256 pixels."""
+ENCODED = Tile(32)
+"""In which long and large clips are encoded: 256 pixels a side, as always the latents of a cache."""
+MASK = 5
+"""Values for each pair of tokens in the attention of the decoder's middle, whose mask is made in float32."""
 
 
 def latent_shape(extent: Extent) -> tuple[int, ...]:
@@ -47,7 +56,7 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     """
     vae: Any = components.vae
     in_tiles = pixels[0, 0].numel() > PIXELS_AT_ONCE
-    with tiled(vae, TILE) if in_tiles else nullcontext():
+    with tiled(vae, ENCODED) if in_tiles else nullcontext():
         latents = vae_encode(vae, pixels).float()  # scaling in half precision would round
     if torch.isfinite(latents).all():
         return latents * vae.config.scaling_factor
@@ -59,20 +68,36 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
 def decode_latents(components: Components, latents: Tensor) -> Tensor:
     """Decode latents (B, 16, f, h, w), scaled -> frames (B, 3, 1 + 4 (f - 1), 8h, 8w) float32 in 0..1."""
     vae: Any = components.vae
-    widest = SIDE * SIDE * STEP * vae.config.block_out_channels[1]
-    return vae_decode(vae, latents / vae.config.scaling_factor, tiled, widest)
+    return vae_decode(vae, latents / vae.config.scaling_factor, TILING)
+
+
+def decoder_values(vae: Any, shape: tuple[int, ...]) -> float:
+    """Return how many values the decoder keeps at its peak for latents of this shape: all frames at the same time."""
+    batch, _, frames, height, width = shape
+    tokens = frames * height * width
+    length = 1 + STEP * (frames - 1)
+    widest = batch * (length + 2) * (SIDE * height + 2) * (SIDE * width + 2) * vae.config.block_out_channels[1]
+    return float(max(LARGEST_AT_ONCE * widest, MASK * batch * tokens**2))
 
 
 @contextmanager
-def tiled(vae: Any, side: int) -> Iterator[None]:
-    """Let the VAE encode or decode overlapping tiles of `side` latents and blend them."""
-    tile, stride = SIDE * side, SIDE * side * 3 // 4
-    sizes = (f"tile_sample_{kind}_{axis}" for kind in ("min", "stride") for axis in ("height", "width"))
-    with attributes_restored(vae, ("use_tiling", *sizes)):
+def tiled(vae: Any, tile: Tile) -> Iterator[None]:
+    """Let the VAE encode or decode overlapping tiles and blend them."""
+    side, stride = SIDE * tile.side, SIDE * tile.side * 3 // 4
+    sizes = [f"tile_sample_{kind}_{axis}" for kind in ("min", "stride") for axis in ("height", "width", "num_frames")]
+    with attributes_restored(vae, ("use_tiling", "use_framewise_decoding", *sizes)):
         vae.enable_tiling(
-            tile_sample_min_height=tile,
-            tile_sample_min_width=tile,
+            tile_sample_min_height=side,
+            tile_sample_min_width=side,
             tile_sample_stride_height=stride,
             tile_sample_stride_width=stride,
         )
+        if tile.frames is not None:
+            vae.use_framewise_decoding = True
+            vae.tile_sample_min_num_frames = STEP * tile.frames
+            vae.tile_sample_stride_num_frames = STEP * tile.frames * 3 // 4
         yield
+
+
+TILING = Tiling(tiled=tiled, values=decoder_values, frames=(16, 8, 4))
+"""The shortest have the 16 frames that diffusers always decodes at a time."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe, recognise
+from sd_scripts.families.common.autoencoder import Tile
 from sd_scripts.families.common.components import DENOISER, VAE, Components
 from sd_scripts.families.common.family import TextOptions
 from sd_scripts.families.hunyuan_video import keys
@@ -37,7 +38,7 @@ from sd_scripts.families.hunyuan_video.text import (
     tokenize,
 )
 from sd_scripts.families.hunyuan_video.tiny import tiny_encoders
-from sd_scripts.families.hunyuan_video.vae import encode_images, latent_shape
+from sd_scripts.families.hunyuan_video.vae import decode_latents, encode_images, latent_shape, tiled
 from sd_scripts.formats.models.safetensors_header import Header, read_header
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
@@ -219,14 +220,39 @@ def test_the_vae_equals_diffusers_that_reads_whole_clips(components: Components)
         decoded = theirs.decode(latents / 0.476986).sample
     assert tuple(latents.shape[1:]) == latent_shape(Extent(48, 32, 9)) == (16, 3, 4, 6)
     assert torch.equal(latents, expected)
-    from sd_scripts.families.hunyuan_video.vae import decode_latents, tiled
-
     frames = decode_latents(components, latents)
     assert torch.allclose(frames, (decoded / 2 + 0.5).clamp(0, 1), atol=1e-6)
     theirs.enable_tiling(16, 16, None, 12, 12)
-    with torch.no_grad(), tiled(vae, 2):
+    with torch.no_grad(), tiled(vae, Tile(2)):
         assert torch.equal(vae.encode(pixels).latent_dist.mode(), theirs.encode(pixels).latent_dist.mode())
     assert not vae.use_tiling
+
+
+@torch.no_grad()
+def test_a_clip_too_large_for_memory_is_decoded_in_the_tiles_of_diffusers(components: Components) -> None:
+    """In space and time: 25 frames in tiles of 16, whose ends overlap by four."""
+    vae: Any = components.vae
+    theirs: Any = AutoencoderKLHunyuanVideo(**vae.config)
+    theirs.load_state_dict(vae.state_dict())
+    theirs.enable_tiling(24, 24, 16, 18, 18, 12)
+    latents = torch.randn(1, 16, 7, 4, 6, generator=torch.Generator().manual_seed(0))
+    expected = (theirs.decode(latents / 0.476986).sample / 2 + 0.5).clamp(0, 1)
+    tried = []
+
+    def begin(module: Any, arguments: tuple[Any, ...]) -> None:
+        tried.append(tuple(arguments[0].shape[2:]))
+        if arguments[0][0, 0].numel() > 5 * 3 * 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = vae.decoder.register_forward_pre_hook(begin)
+    try:
+        frames = decode_latents(components, latents)
+    finally:
+        hook.remove()
+    assert tried[:3] == [(7, 4, 6), (7, 3, 3), (5, 3, 3)], "smaller, then shorter"
+    assert torch.equal(frames, expected)
+    assert not vae.use_tiling
+    assert not vae.use_framewise_decoding
 
 
 def test_text_is_the_third_hidden_state_from_the_end_after_the_template(components: Components) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import UMT5Config, UMT5EncoderModel
 
 from sd_scripts.families.cards.model_file import recognise
+from sd_scripts.families.common.autoencoder import Tile
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.encoders.causal_vae import decode_clip, encode_clip, statistics, tiled
 from sd_scripts.families.wan import keys
@@ -160,7 +161,7 @@ def test_the_vae_encodes_and_decodes_clips_as_in_diffusers_whole_and_in_tiles(ve
     assert whole.shape == pixels.shape
     alone = encode_clip(vae, pixels[:, :, :1])
     torch.testing.assert_close(alone, latents[:, :, :1], msg="an image is the first frame of a clip")
-    with tiled(vae, latents.shape[-2]):
+    with tiled(vae, Tile(latents.shape[-2])):
         assert (decode_clip(vae, latents) - whole).abs().mean() < 0.05
     assert not vae.use_tiling
 

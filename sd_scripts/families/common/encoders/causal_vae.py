@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.caches.caching import LatentLayout
-from sd_scripts.families.common.autoencoder import FRAMES_AT_ONCE, attributes_restored, vae_decode, vae_encode
+from sd_scripts.families.common.autoencoder import (
+    FRAMES_AT_ONCE,
+    LARGEST_AT_ONCE,
+    Tile,
+    Tiling,
+    attributes_restored,
+    vae_decode,
+    vae_encode,
+)
 from sd_scripts.families.common.components import Components
 from sd_scripts.library.files.state_dicts import Shapes, State, count
 
@@ -174,10 +182,7 @@ def decode_images(components: Components, latents: Tensor) -> Tensor:
 def decode_clip(vae: Any, latents: Tensor) -> Tensor:
     """Decode latents (B, C, f, h, w), normalised -> frames (B, 3, 1 + 4 (f - 1), H, W) float32 in 0..1."""
     mean, std = statistics(vae, latents.device)
-    base = vae.config.get("decoder_base_dim") or vae.config.base_dim
-    frames = 3 if latents.shape[2] == 1 else 2 + FRAMES_AT_ONCE  # that a causal convolution reads
-    widest = 64 * 2 * base * frames  # pixels of a latent, channels
-    return vae_decode(vae, latents * std + mean, tiled, widest)
+    return vae_decode(vae, latents * std + mean, TILING)
 
 
 def statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -186,12 +191,26 @@ def statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
 
 
+def decoder_values(vae: Any, shape: tuple[int, ...]) -> float:
+    """Return how many values the decoder keeps at its peak for latents of this shape. One latent frame is decoded at a
+    time, so that only the finished frames grow with the length of the clip."""
+    batch, _, frames, height, width = shape
+    base = vae.config.get("decoder_base_dim") or vae.config.base_dim
+    read = 3 if frames == 1 else 2 + FRAMES_AT_ONCE + 2  # by a causal convolution, and kept for the next chunk
+    pixels = 64 * batch * height * width
+    return float(
+        pixels * (LARGEST_AT_ONCE * 2 * base * read + 2 * FRAMES_AT_ONCE * frames * vae.config.get("out_channels", 3))
+    )
+
+
 @contextmanager
-def tiled(vae: Any, side: int) -> Iterator[None]:
-    """Let the VAE decode overlapping tiles of `side` latents and blend them."""
+def tiled(vae: Any, tile: Tile) -> Iterator[None]:
     pixels = vae.config.get("scale_factor_spatial", 8)
-    tile, stride = pixels * side, pixels * side * 3 // 4
+    side, stride = pixels * tile.side, pixels * tile.side * 3 // 4
     sizes = (f"tile_sample_{kind}_{axis}" for kind in ("min", "stride") for axis in ("height", "width"))
     with attributes_restored(vae, ("use_tiling", *sizes)):
-        vae.enable_tiling(tile, tile, stride, stride)
+        vae.enable_tiling(side, side, stride, stride)
         yield
+
+
+TILING = Tiling(tiled=tiled, values=decoder_values)
