@@ -13,6 +13,7 @@ from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.server.json_routes import get
 from kohya_gui.tools.lora_tool_list import LORA_TOOLS
 from sd_scripts.families.cards.registry import component_options
+from sd_scripts.formats.clips.media_types import CLIP_SUFFIXES
 from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, each_image, is_readable
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
@@ -29,6 +30,7 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("metadata_thumbnail", "control_image_path", "image_path", "end_image_path"), tuple(IMAGE_SUFFIXES)
     ),
+    "control_path": tuple(CLIP_SUFFIXES),
     "console_log_file": (".log", ".txt"),
     "compile_cache": (".zip",),
 }

@@ -247,6 +247,7 @@ def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
         f"control images: {some([Path(file).name for file in prompt.control_images])}" if prompt.control_images else "",
         f"begins with {Path(prompt.start_image).name}" if prompt.start_image else "",
         f"ends with {Path(prompt.end_image).name}" if prompt.end_image else "",
+        f"follows {Path(prompt.control_clip).name}" if prompt.control_clip else "",
         f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
     return ", ".join(part for part in parts if part)

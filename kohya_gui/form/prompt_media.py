@@ -10,9 +10,8 @@ from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.server.media_files import media_html
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.formats.clips.mp4 import MP4
-from sd_scripts.formats.images.control_images import why_unreadable
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
-from sd_scripts.options.generating.prompt_lines import IMAGE_OPTIONS, SamplePrompt, with_effect
+from sd_scripts.options.generating.prompt_lines import IMAGE_OPTIONS, SamplePrompt, file_problem, with_effect
 from sd_scripts.runs.queue import RunQueue
 
 NEWEST = 4
@@ -58,7 +57,7 @@ class PromptMedia:
     def _problem(self, key: str, name: str) -> str:
         """Return why an image cannot be used, without revealing whether one outside the allowed folders exists."""
         outside = self._allowed_paths.problem(key, name)
-        return outside.removeprefix(f"{key}: ") if outside else why_unreadable(name) or ""
+        return outside.removeprefix(f"{key}: ") if outside else file_problem(key, name) or ""
 
 
 @dataclass(frozen=True, kw_only=True)

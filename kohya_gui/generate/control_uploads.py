@@ -72,6 +72,6 @@ def _named_controls(image_dir: Path) -> Iterator[str]:
             parameters = read_generated(path).parameters
         except Exception:  # no image, or one without parameters
             continue
-        ends = [parameters[name] for name in ("start_image", "end_image") if name in parameters]
+        ends = [parameters[name] for name in ("start_image", "end_image", "control_clip") if name in parameters]
         for control in [*(parameters.get("control_images") or ()), *ends]:
             yield Path(control.get("path") or control.get("name") or "").name

@@ -23,7 +23,8 @@ ROWS = ("lora_weights", "lora_multiplier", "control_image_path", "sweep")
 """Options with a list of rows instead of their controls: adapters, control images and values to compare."""
 IMAGES = (
     *("prompt", "negative_prompt", "width", "height", "frames", "fps", "steps", "scale", "guidance", "shift"),
-    *("sampler", "image_path", "end_image_path", "image_seed", "images_per_prompt", "batch_size"),
+    *("sampler", "image_path", "end_image_path", "control_path"),
+    *("image_seed", "images_per_prompt", "batch_size"),
 )
 WIDE = ("prompt", "negative_prompt")
 """Options whose controls take the whole row."""

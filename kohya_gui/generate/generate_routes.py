@@ -268,7 +268,7 @@ def as_form(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if "seed" in values:
         values["image_seed"] = values.pop("seed")
     values |= {"shift": parameters["flow_shift"]} if "flow_shift" in parameters else {}
-    ends = {"image_path": "start_image", "end_image_path": "end_image"}
+    ends = {"image_path": "start_image", "end_image_path": "end_image", "control_path": "control_clip"}
     values |= {option: _path_in(parameters[name]) for option, name in ends.items() if name in parameters}
     if family:
         values |= {name: parameters[name] for name in ("dtype", "quantize_base") if name in parameters}

@@ -213,7 +213,7 @@ def parameters(settings: Settings, prompt: SamplePrompt, media: Media | None = N
     controls = [_identified(name) for name in prompt.control_images]
     width, height = media.size if media else (prompt.width, prompt.height)
     frames, fps = (len(media.frames), media.fps) if media else (prompt.frames, prompt.fps)
-    ends = {"start_image": prompt.start_image, "end_image": prompt.end_image}
+    ends = {"start_image": prompt.start_image, "end_image": prompt.end_image, "control_clip": prompt.control_clip}
     return {
         "prompt": prompt.prompt,
         "negative_prompt": prompt.negative_prompt,

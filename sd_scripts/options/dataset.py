@@ -156,8 +156,8 @@ def _resolution_problem(resolution: str) -> str | None:
     return None
 
 
-class ControlOptions(OptionGroup, title="Control images", needs="control_images"):
-    """Images that the model sees in addition to the caption, such as the one to edit."""
+class ControlOptions(OptionGroup, title="Control images"):
+    """Images or clips that the model sees in addition to the caption, such as the image to edit."""
 
     control_directory: str | None = path_option(
         "Folder with the control images of each training image, under its file name: cat.png, or cat_0.png, cat_1.png "
@@ -169,12 +169,14 @@ class ControlOptions(OptionGroup, title="Control images", needs="control_images"
         "Area to which control images are resized, keeping their shape: one number for a square, or width,height. "
         "Default: resized and cropped to the size of their training image.",
         label="Area of control images",
+        needs="control_images",
         placeholder="1024",
     )
     no_resize_control: bool = switch(
         "Keep the size of control images, cropped to multiples of 16. With control_resolution, larger ones are still "
         "resized to its area.",
         label="Keep the size of control images",
+        needs="control_images",
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -22,6 +22,7 @@ CAPABILITIES = {
     "blockwise_updates": "weights can be updated during the backward pass, one block at a time",
     "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",
     "clips": "the model is trained on clips and images, which are clips of one frame",
+    "control_clips": "clips can be trained and generated with a control clip, which each of their frames follows",
     "control_images": "samples are trained with control images, such as the image to edit",
     "convolutions": "the model has convolutions that adapters may adapt",
     "end_image": "a clip can be given the image that it ends with",

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.epochs import BatchShape
 from sd_scripts.families.cards.family_card import FamilyCard, GraphCounts
 from sd_scripts.options.compile import CompileOptions
@@ -25,9 +26,14 @@ class CompilePlan:
     advice: tuple[str, ...] = ()
 
 
+def seen_parts(card: FamilyCard, extent: Extent) -> tuple[Extent, ...]:
+    """Return the parts of a sample that are tokens: a control clip is further channels of those of its sample."""
+    return (extent.alone,) if card.has("control_clips") else extent.parts
+
+
 def tokens_of(card: FamilyCard, shape: BatchShape) -> int:
     """Return the tokens of a sample and its control images."""
-    return sum(card.plan.tokens(part.width, part.height, part.frames) for part in shape.extent.parts)
+    return sum(card.plan.tokens(part.width, part.height, part.frames) for part in seen_parts(card, shape.extent))
 
 
 def distinct_shapes(card: FamilyCard, shapes: Collection[BatchShape]) -> int:

@@ -6,9 +6,10 @@ from typing import Any
 from sd_scripts.data.plan.blueprint import parse_resolution
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.epochs import BatchShape
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.machine.nvidia import first_gpu
 from sd_scripts.options.clips import ClipOptions, frame_counts
-from sd_scripts.options.dataset import ControlOptions, DatasetOptions
+from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.planning.memory import plan_memory
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
@@ -29,7 +30,7 @@ def _bytes(settings: Settings) -> int | None:
     width, height = parse_resolution(dataset.resolution or "1024")
     clips = settings.get(ClipOptions)
     frames = max(frame_counts(clips.target_frames)) if clips and clips.target_frames else 1
-    controls = ((width, height),) if settings.get(ControlOptions) else ()
+    controls = ((width, height),) if card_of(settings.script.family).has("control_images") else ()
     extent = Extent(width, height, frames, controls)
     plan = plan_memory(settings, [BatchShape(extent=extent, images=dataset.train_batch_size)])
     return plan.in_use if plan else None

@@ -27,6 +27,7 @@ from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.adapter_memory import AdapterMemory
+from sd_scripts.planning.compile_plan import seen_parts
 from sd_scripts.settings.quantization import bytes_of, quantization_of
 from sd_scripts.settings.settings import Settings
 
@@ -332,7 +333,7 @@ class _Run:
         return facts.eager
 
     def _units(self, shape: BatchShape) -> float:
-        parts = shape.extent.parts
+        parts = seen_parts(self.card, shape.extent)
         units = sum(self.facts.units(part.width, part.height, part.frames, self.settings) for part in parts)
         text = self.facts.units(0, 0, 1, self.settings)  # which a sample has once, however many control images
         return shape.images * (units - text * (len(parts) - 1))

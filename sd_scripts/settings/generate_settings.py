@@ -11,15 +11,16 @@ from typing import Any
 
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of
-from sd_scripts.formats.images.control_images import why_unreadable
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.generate import FILES_OF, GENERATE, GenerateOptions
 from sd_scripts.options.generating.prompt_lines import (
+    CONTROL_CLIP,
     LINE_OPTIONS,
     NEW_SEED,
     SamplePrompt,
     dropped_words,
+    file_problem,
     line_keys,
     prompt_of_line,
     read_prompt_file,
@@ -208,6 +209,7 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         flow_shift=card.sample_defaults.flow_shift if options.shift is None else options.shift,
         start_image=options.image_path or None,
         end_image=options.end_image_path or None,
+        control_clip=options.control_path or None,
     )
     found: list[tuple[str, SamplePrompt]] = []
     for number, line in enumerate(options.prompt, 1):
@@ -305,10 +307,11 @@ def prompt_images(valid: Settings) -> Iterator[str]:
         control_images=tuple(options.control_image_path),
         start_image=options.image_path,
         end_image=options.end_image_path,
+        control_clip=options.control_path,
     )
     for name, path in with_effect(by_default, card_of(valid.script.family).capabilities).image_files:
-        if why := why_unreadable(path):
-            yield f"{name}: {why}"
+        if why := file_problem(name, path):
+            yield f"{'control_path' if name == CONTROL_CLIP.key else name}: {why}"
 
 
 def adapters(valid: Settings) -> Iterator[str]:

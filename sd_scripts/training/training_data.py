@@ -154,6 +154,7 @@ def open_training_data(
         prompts=prompts,
     )
     warn_about_known_samples(training_data)
+    check_control_clips(training_data)
     return training_data
 
 
@@ -180,6 +181,29 @@ def warn_about_known_samples(training_data: TrainingData) -> None:
     if known == len(items):
         raise ValueError(sentence)
     training_data.context.warn(sentence)
+
+
+def check_control_clips(training_data: TrainingData) -> None:
+    """Raise ValueError if the model follows a control clip and a sample has none of its length, or the reverse."""
+    conditions, plan = training_data.family.conditions, training_data.plan
+    if not (conditions and conditions.control_clips):
+        return
+    follows = conditions.control_clips(training_data.components)
+    for item in (*plan.items, *(plan.validation.items if plan.validation else ())):
+        if not follows and item.controls:
+            raise ValueError("control_directory: this model does not follow control clips; remove it")
+        if follows and len(item.controls) != 1:
+            many = f"has {len(item.controls)} control clips" if item.controls else "has no control clip"
+            raise ValueError(
+                f"control_directory: '{item.path}' {many}, but this model follows one; choose a folder with one under "
+                "the name of each sample"
+            )
+        frames = item.fit.bucket.frames
+        if follows and item.controls[0].fit.bucket.frames != frames:
+            raise ValueError(
+                f"control_directory: '{item.controls[0].path}' is an image, but '{item.path}' has {frames} frames; "
+                "choose a control clip for it"
+            )
 
 
 def warn_about_cut_texts(training_data: TrainingData) -> None:

@@ -271,7 +271,7 @@ def _plan_dataset(
 def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> None:
     """Raise ValueError if the images have no control images and the family is trained with them, or the reverse."""
     has_controls = any(item.controls for item in items)
-    takes_controls = card.has("control_images")
+    takes_controls = card.has("control_images") or card.has("control_clips")
     needed = card.needs_controls and card.clips is None  # a variant of a model of clips may need none
     if takes_controls and needed and not has_controls:
         raise ValueError(

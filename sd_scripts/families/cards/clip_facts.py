@@ -23,6 +23,8 @@ class ClipFacts:
     from_image: Mapping[str, bool] = field(default_factory=dict)
     """Variant of the base model -> whether it makes clips from a start image, without which it makes none, or from text
     alone, where a start image has no effect."""
+    controlled: frozenset[str] = frozenset()
+    """Variants of the base model that follow a control clip; the others read none."""
     bucket_steps: int = 16
     """Sides of buckets are multiples of this unless bucket_reso_steps is set."""
 

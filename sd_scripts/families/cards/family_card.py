@@ -14,7 +14,7 @@ from sd_scripts.families.cards.memory_facts import MemoryFacts
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.clips import ClipOptions
-from sd_scripts.options.generating.prompt_lines import CONTROLS, START, SamplePrompt
+from sd_scripts.options.generating.prompt_lines import CONTROL_CLIP, CONTROLS, START, SamplePrompt
 from sd_scripts.options.model import MODEL
 from sd_scripts.options.networks.layer_rules import Rules, Warn
 from sd_scripts.options.networks.network_args import NetworkArguments
@@ -359,7 +359,13 @@ class FamilyCard:
 
     def prompt_remarks(self, prompt: SamplePrompt, variant: str = "") -> Findings:
         """Yield the option of an image that a prompt does not name, with how its sample is made without it, or of a
-        start image that this variant of the base model (empty: not known) does not read."""
+        start image or a control clip that this variant of the base model (empty: not known) does not read."""
+        if self.clips and variant and self.has(CONTROL_CLIP.needs):
+            controlled = variant in self.clips.controlled
+            if controlled and not prompt.control_clip:
+                yield CONTROL_CLIP.key, f"{variant} follows a control clip; name one with --{CONTROL_CLIP.letters}"
+            elif prompt.control_clip and not controlled:
+                yield CONTROL_CLIP.key, f"--{CONTROL_CLIP.letters} has no effect: {variant} reads no control clip"
         if self.clips and (from_image := self.clips.from_image.get(variant)) is not None:
             if from_image and not prompt.start_image:
                 yield START.key, f"{variant} makes clips from a start image; name one with --{START.letters}"

@@ -225,6 +225,9 @@ class Conditions:
     """Components that `encode` calls in addition to the VAE."""
     shortest: int = 1
     """Frames of the shortest sample from which the model does not already know all that it has to predict."""
+    control_clips: Callable[[Components], bool] | None = None
+    """Whether the opened model reads a control clip for each sample, in addition to these inputs; None: what control
+    images are for, the card states."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,16 +8,21 @@ from contextvars import ContextVar
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import stack_pixels
-from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.plan.buckets import Extent, fit_into
 from sd_scripts.data.sources.captions import Caption
+from sd_scripts.data.sources.clips import prepare_clip
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.images import Augmentation, prepare_image, read_size
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.common.components import Components
+from sd_scripts.formats.clips.clip_files import is_clip
+from sd_scripts.formats.clips.probe import probe
+from sd_scripts.formats.clips.spans import ClipRules, trained_times
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
@@ -98,6 +103,22 @@ def control_pixels(prompt: SamplePrompt, size: tuple[int, int], rules: ControlRu
         pixels, _ = prepare_image(path, None, rules.fit(read_size(path), Extent(*size)), Augmentation(), Random(0))
         images.append(stack_pixels([pixels]))
     return images
+
+
+def control_frames(name: str, extent: Extent, fps: float) -> Tensor:
+    """Return the frames (1, 3, F, H, W) in -1..1 of a clip, a folder of frames or an image that a sample of this extent
+    follows: a longer clip is cut, a shorter one repeats its last frame. Raises ValueError if it cannot be read."""
+    path = Path(os.path.expanduser(name))
+    if path.is_dir() or is_clip(path):
+        clip = probe(path)
+        times = trained_times(clip, ClipRules(target_fps=fps))[: extent.frames]
+        fit = fit_into(Extent(*extent.size), clip.size)
+        pixels, _ = prepare_clip(path, times, clip.size, None, fit, Augmentation(), Random(0))
+    else:
+        image, _ = prepare_image(path, None, fit_into(Extent(*extent.size), read_size(path)), Augmentation(), Random(0))
+        pixels = image[None]
+    missing = extent.frames - len(pixels)
+    return stack_pixels([np.concatenate((pixels, *[pixels[-1:]] * missing))])
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 Twenty channels follow the noisy latents: a mask of the known frames, four channels for the four frames of a latent
 frame, and the latents of a clip that is grey elsewhere. The models of Wan 2.1 also read CLIP's features of the images.
+
+Fun-Control models read the latents of a control clip instead, and then those of the first frame alone, or zeros.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -17,6 +20,10 @@ from sd_scripts.families.wan.model import WanParams, WanTransformer
 
 IMAGE_ENCODER = "image_encoder"
 CONDITION, FEATURES = "condition", "clip_features"
+CONTROL, START = "control", "start"
+"""What Fun-Control models read: latents of a control clip (B, 16, f, h, w) and of the first frame (B, 16, 1, h, w)."""
+READS_START = "reads_start"
+"""Among the extras of components: whether a Fun-Control model is trained with the first frame too."""
 MASK_CHANNELS = 4
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -30,6 +37,8 @@ def condition_names(components: Components) -> tuple[str, ...]:
     params = params_of(components)
     if params.in_channels == params.channels:
         return ()
+    if follows_control(params):
+        return (START, FEATURES) if components.extras.get(READS_START) else ()
     return (CONDITION, FEATURES) if params.image_width else (CONDITION,)
 
 
@@ -38,8 +47,30 @@ def reads_last_frame(params: WanParams) -> bool:
     return params.image_tokens is not None
 
 
+def follows_control(params: WanParams) -> bool:
+    """Return whether the model reads a control clip: Wan 2.1 Fun-Control."""
+    return params.in_channels == 3 * params.channels
+
+
+def input_channels(noisy: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
+    """Return noisy latents (B, C, f, h, w), followed by the channels of what conditions them."""
+    if CONTROL in conditions:
+        later = noisy.shape[2] - 1
+        start = conditions.get(START)
+        first = torch.zeros_like(noisy) if start is None else F.pad(start, (0, 0, 0, 0, 0, later))
+        return torch.cat((noisy, conditions[CONTROL], first), dim=1)
+    return torch.cat((noisy, conditions[CONDITION]), dim=1) if CONDITION in conditions else noisy
+
+
+def start_conditions(components: Components, first: Tensor) -> dict[str, Tensor]:
+    """Return the inputs of a Fun-Control model that are made from first frames (B, 3, 1, H, W) in -1..1."""
+    return {START: encode_clip(components.vae, first), FEATURES: see(components, first)}
+
+
 def encode_conditions(components: Components, pixels: Tensor) -> dict[str, Tensor]:
     """Return the conditions of clips (B, 3, F, H, W) in -1..1, whose first frames are the images."""
+    if follows_control(params_of(components)):
+        return start_conditions(components, pixels[:, :, :1])
     last = pixels[:, :, -1:] if reads_last_frame(params_of(components)) else None
     return conditions_of(components, pixels[:, :, :1], pixels.shape[2], last)
 
@@ -83,4 +114,10 @@ def see(components: Components, image: Tensor) -> Tensor:
     return features.float()
 
 
-CONDITIONS = Conditions(names=condition_names, encode=encode_conditions, components=(IMAGE_ENCODER,), shortest=2)
+CONDITIONS = Conditions(
+    names=condition_names,
+    encode=encode_conditions,
+    components=(IMAGE_ENCODER,),
+    shortest=2,
+    control_clips=lambda components: follows_control(params_of(components)),
+)

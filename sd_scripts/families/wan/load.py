@@ -18,7 +18,9 @@ from sd_scripts.families.common.placing import Placement, place_transformer, swa
 from sd_scripts.families.common.problems import network_problems
 from sd_scripts.families.wan import keys, lora
 from sd_scripts.families.wan.card import HIGH_NOISE
-from sd_scripts.families.wan.conditions import IMAGE_ENCODER
+from sd_scripts.families.wan.card.options import WanModelOptions
+from sd_scripts.families.wan.card.tasks import Task, task_of
+from sd_scripts.families.wan.conditions import IMAGE_ENCODER, READS_START, follows_control
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.families.wan.text import UMT5
 from sd_scripts.library.diffusion.block_swap import SLOTS
@@ -67,6 +69,7 @@ LAYOUTS = {
 def prepare(components: Components, settings: Settings) -> None:
     umt5 = components.sources[TEXT_ENCODER]
     components.sources[TEXT_ENCODER] = replace(umt5, finish=partial(finish_t5, dtype=umt5.dtype))
+    components.extras[READS_START] = task_of(settings[WanModelOptions].task).reads_start
 
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:
@@ -92,6 +95,7 @@ def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[st
     params: WanParams = transformer.params
     return [
         *_component_problems(sources, params),
+        *_image_problems(sources.get(IMAGE_ENCODER), params, task_of(settings[WanModelOptions].task)),
         *swap_problems(
             settings.get(MemoryOptions), max(0, params.blocks - SLOTS), f"a model with {params.blocks} blocks"
         ),
@@ -122,12 +126,13 @@ def _component_problems(sources: Mapping[str, WeightSource], params: WanParams) 
             f"dit_high_noise: '{sources[HIGH_NOISE].path}' is not of the same model as the transformer; choose the one "
             "that belongs to it"
         )
-    return [*problems, *_image_problems(sources.get(IMAGE_ENCODER), params)]
+    return problems
 
 
-def _image_problems(clip: WeightSource | None, params: WanParams) -> list[str]:
+def _image_problems(clip: WeightSource | None, params: WanParams, task: Task) -> list[str]:
     """Return a problem if the transformer reads image features that no encoder makes."""
-    if params.image_width is None:
+    needed = task.reads_start or not follows_control(params)
+    if params.image_width is None or (clip is None and not needed):
         return []
     if clip is None:
         return ["clip: not set, but this model reads an image; set it to the file of CLIP's image encoder"]

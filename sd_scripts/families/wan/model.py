@@ -228,8 +228,9 @@ class WanTransformer(BlockTransformer):
         """Predict the velocity, noise - clip.
 
         latents (B, C, f, h, w) with the channels that condition them, txt (B, 512, 4096), zeros where there is no text,
-        timesteps in 0..1 float32, one for each clip (B,) or for each latent frame (B, f), img (B, I, 1280) -> (B, C, f,
-        h, w). h and w must be even. `skipped`: numbers of blocks to leave out.
+        timesteps in 0..1 float32, one for each clip (B,) or for each latent frame (B, f), img (B, I, 1280), None: there
+        is no image, although the model reads one -> (B, C, f, h, w). h and w must be even. `skipped`: numbers of blocks
+        to leave out.
         """
         dtype = self.dtype
         grid = grid3d_of(latents)
@@ -239,6 +240,8 @@ class WanTransformer(BlockTransformer):
         weight = self.patch_embedding.weight.flatten(1)  # a patch has no neighbours: one matrix product
         x = F.linear(pack_clip(latents.to(dtype)), weight, self.patch_embedding.bias)
         x, txt = with_gradients(x, self.text_embedding(txt.to(dtype)))
+        if img is None and self.params.image_width:  # attention to one zero is that to many
+            img = x.new_zeros(len(x), self.params.image_tokens or 1, self.params.image_width)
         features = None if img is None else self.img_emb(img.to(dtype))
         rope = rope_table(self.params, grid, x.device)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, flow_loss, flow_metadata
-from sd_scripts.families.wan.conditions import CONDITION, FEATURES
+from sd_scripts.families.wan.conditions import CONDITION, CONTROL, FEATURES, START, input_channels
 from sd_scripts.families.wan.experts import expert_metadata
 from sd_scripts.families.wan.text import STATES
 from sd_scripts.settings.settings import Settings
@@ -18,7 +18,7 @@ def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching, and the conditions of a model that reads images."""
-    conditions = {name: batch.conditioning[name] for name in (CONDITION, FEATURES) if name in batch.conditioning}
+    conditions = {name: batch.conditioning[name] for name in (CONDITION, START, FEATURES) if name in batch.conditioning}
     on_device = {name: each.to(latents.device, torch.float32) for name, each in conditions.items()}
     return flow_inputs(batch, latents, settings, generator, timesteps) | on_device
 
@@ -26,7 +26,8 @@ def step_inputs(
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
     """Return the loss of each clip (B,) float32."""
     model = inputs.model
-    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, model)
+    conditions = {**model, CONTROL: inputs.controls[0]} if inputs.controls else model
+    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, conditions)
     return flow_loss(velocity, model, settings)
 
 
@@ -41,9 +42,10 @@ def predict(
     """Predict the velocity, noise - clip, (B, 16, f, h, w) float32.
 
     noisy (B, 16, f, h, w), timesteps (B,) float32 in 0..1, text as returned by pad_text, conditions as returned by
-    conditions_of, without further ones for text to video, `skipped`: blocks to leave out.
+    conditions_of or start_conditions, with `control` for Fun-Control, without any for text to video, `skipped`: blocks
+    to leave out.
     """
-    latents = torch.cat((noisy, conditions[CONDITION]), dim=1) if CONDITION in conditions else noisy
+    latents = input_channels(noisy, conditions)
     velocity: Tensor = transformer(latents, text[STATES], timesteps, conditions.get(FEATURES), skipped)
     return velocity.to(torch.float32)
 

@@ -15,6 +15,7 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, solver_steps
 from sd_scripts.families.common.sampling import (
+    control_frames,
     control_pixels,
     eval_mode,
     length_of,
@@ -24,7 +25,14 @@ from sd_scripts.families.common.sampling import (
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.tasks import NEGATIVE, task_of
-from sd_scripts.families.wan.conditions import IMAGE_ENCODER, condition_names, conditions_of
+from sd_scripts.families.wan.conditions import (
+    CONTROL,
+    IMAGE_ENCODER,
+    conditions_of,
+    follows_control,
+    params_of,
+    start_conditions,
+)
 from sd_scripts.families.wan.experts import UntrainedExpert, velocity_of
 from sd_scripts.families.wan.guidance import StepCounter, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
@@ -67,7 +75,7 @@ def sample(
     with eval_mode([transformer, components.vae]):
         shape = (1, *latent_layout.shape(Extent(width, height, frames)))
         noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
-        conditions = conditions_for(components, prompt, (width, height, frames), settings)
+        conditions = conditions_for(components, prompt, (width, height, frames), fps, settings)
         shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
         captions = captions_of(text, device, settings[CompileOptions])
         options = settings[WanSamplingOptions]
@@ -116,17 +124,24 @@ def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileO
 
 
 def conditions_for(
-    components: Components, prompt: SamplePrompt, extent: tuple[int, int, int], settings: Settings
+    components: Components, prompt: SamplePrompt, extent: tuple[int, int, int], fps: float, settings: Settings
 ) -> dict[str, Tensor]:
-    """Return the conditions of an image-to-video model from the prompt's images, for a width, a height and a length.
-    Raises ValueError if the prompt names none."""
-    if not condition_names(components):
+    """Return the conditions of an image-to-video or Fun-Control model from the prompt's images and control clip, for a
+    width, a height, a length and frames per second. Raises ValueError if the prompt names none."""
+    params = params_of(components)
+    if params.in_channels == params.channels:
         return {}
-    if not (prompt.start_image or prompt.end_image):
+    follows = follows_control(params)
+    if follows and not prompt.control_clip:
+        raise ValueError("control_video_path: this Wan model follows a control clip; name one with --cn in the prompt")
+    if not follows and not (prompt.start_image or prompt.end_image):
         raise ValueError("image_path: this Wan model makes clips from an image; name one with --i in the prompt")
+    if follows and prompt.start_image and IMAGE_ENCODER not in components.sources:
+        raise ValueError("clip: not set, but the start image is read by CLIP's image encoder; set it to its file")
     *size, frames = extent
     device = cast(WanTransformer, components.denoiser).device
-    loads = IMAGE_ENCODER in components.sources and not components.is_loaded(IMAGE_ENCODER)
+    sees = bool(params.image_width and (prompt.start_image or not follows))
+    loads = sees and IMAGE_ENCODER in components.sources and not components.is_loaded(IMAGE_ENCODER)
     if loads:
         components.load(IMAGE_ENCODER)
     used = [components.vae, *(components.others[name] for name in (IMAGE_ENCODER,) if name in components.others)]
@@ -134,7 +149,12 @@ def conditions_for(
         for module in used:
             stack.enter_context(on_device(module, device))
         first, last = (_frame(name, size, device, settings) for name in (prompt.start_image, prompt.end_image))
-        conditions = conditions_of(components, first, frames, last)
+        if follows:
+            control = control_frames(prompt.control_clip or "", Extent(*extent), fps).to(device)
+            conditions = {CONTROL: encode_images(components, control)}
+            conditions |= {} if first is None else start_conditions(components, first)
+        else:
+            conditions = conditions_of(components, first, frames, last)
     if loads:
         components.free(IMAGE_ENCODER)
     return conditions

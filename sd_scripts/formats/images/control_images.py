@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sd_scripts.formats.clips.clip_files import find_clips, find_frame_folders
+from sd_scripts.formats.clips.clip_files import find_clips, find_frame_folders, is_clip
+from sd_scripts.formats.clips.probe import UnreadableClip, probe
 from sd_scripts.formats.images.folder_names import existing_folder, normalized
 from sd_scripts.formats.images.image_folders import find_images
 from sd_scripts.formats.words import some
@@ -99,6 +100,21 @@ def why_unreadable(name: str) -> str | None:
     except (OSError, ValueError):  # a name too long, NUL in it
         return f"file not found: {name!r}"
     return _why_not_decoded(path, status.st_mtime_ns, status.st_size)
+
+
+def why_no_clip(name: str) -> str | None:
+    """Return why a prompt cannot have this control clip, a file, a folder of frames or an image, one sentence; None if
+    it can be read."""
+    try:
+        path = Path(os.path.expanduser(name))
+        if not path.is_dir() and not (path.is_file() and is_clip(path)):
+            return why_unreadable(name)
+        probe(path)
+    except UnreadableClip as error:
+        return f"'{path}' {error}"
+    except (OSError, ValueError):  # a name too long, NUL in it, a folder that may not be read
+        return f"file not found: {name!r}"
+    return None
 
 
 @functools.lru_cache(maxsize=256)

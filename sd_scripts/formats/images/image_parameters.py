@@ -144,7 +144,7 @@ READERS: Mapping[str, Callable[[object], Any]] = {
     **dict.fromkeys(("width", "height", "steps", "seed", "frames"), _whole),
     **dict.fromkeys(("scale", "guidance", "fps", "flow_shift"), _number),
     **dict.fromkeys(("adapters", "control_images"), _files),
-    **dict.fromkeys(("start_image", "end_image"), _file),
+    **dict.fromkeys(("start_image", "end_image", "control_clip"), _file),
 }
 
 

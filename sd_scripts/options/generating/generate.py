@@ -102,6 +102,11 @@ class GenerateOptions(OptionGroup, title="Generate", methods=(GENERATE,)):
     end_image_path: str | None = path_option(
         "Image that clips end with, unless the prompt names one (--ei).", label="End image", needs="end_image"
     )
+    control_path: str | None = path_option(
+        "Clip, or folder of frames, that the frames of clips follow, unless the prompt names one (--cn).",
+        label="Control clip",
+        needs="control_clips",
+    )
     lora_weights: list[str] = option([], "LoRAs and other adapters to apply together.", label="LoRA files", path=True)
     lora_multiplier: list[float] = option(
         [], "Strength of each adapter file. Default: 1.", label="LoRA strengths", within=(-100.0, 100.0)

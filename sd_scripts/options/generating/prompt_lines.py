@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats import documents
-from sd_scripts.formats.images.control_images import why_unreadable
+from sd_scripts.formats.images.control_images import why_no_clip, why_unreadable
 from sd_scripts.options import spec
 from sd_scripts.options.generating.sampling import SAMPLERS
 
@@ -40,11 +40,13 @@ class SamplePrompt:
     """File of the image that the clip begins with."""
     end_image: str | None = None
     """File of the image that the clip ends with."""
+    control_clip: str | None = None
+    """File, or folder of frames, of the clip that it follows."""
 
     @property
     def image_files(self) -> list[tuple[str, str]]:
-        """The image files that it names, each with the key that does."""
-        single = [(START.key, self.start_image), (END.key, self.end_image)]
+        """The files of images and clips that it names, each with the key that does."""
+        single = [(START.key, self.start_image), (END.key, self.end_image), (CONTROL_CLIP.key, self.control_clip)]
         return [(CONTROLS.key, name) for name in self.control_images] + [(key, name) for key, name in single if name]
 
 
@@ -77,6 +79,7 @@ FIELDS: dict[str, tuple[str, type]] = {
     "cfg_scale": ("scale", float),
     "image_path": ("start_image", str),
     "end_image_path": ("end_image", str),
+    "control_video_path": ("control_clip", str),
 }
 """Key of a .toml or .json file of sd-scripts or musubi-tuner -> field and type."""
 SEVERAL = ("control_image_path",)
@@ -144,11 +147,15 @@ LINE_OPTIONS = (
         *("ei", WORD, "end_image_path", "end image", "/data/last.png"),
         *("Image that the clip ends with", "end_image", False),
     ),
+    LineOption(
+        *("cn", WORD, "control_video_path", "control clip", "/data/poses.mp4"),
+        *("Clip, or folder of frames, that the frames of this one follow", "control_clips", False),
+    ),
 )
-SAMPLER, CONTROLS, FRAMES, FPS, _, START, END = LINE_OPTIONS[-7:]
+SAMPLER, CONTROLS, FRAMES, FPS, _, START, END, CONTROL_CLIP = LINE_OPTIONS[-8:]
 NOTHING = SamplePrompt()
-IMAGE_OPTIONS = (CONTROLS, START, END)
-"""Options that name image files."""
+IMAGE_OPTIONS = (CONTROLS, START, END, CONTROL_CLIP)
+"""Options that name files of images and clips."""
 
 
 @dataclass(frozen=True)
@@ -359,8 +366,13 @@ def _problems(keys: Mapping[str, Any], capabilities: Collection[str] = ()) -> It
             yield f"{key}: {value} is not {between}"
         elif key == "sample_sampler" and SAMPLER.works_with(capabilities) and value not in SAMPLERS:
             yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
-        elif _names_image(key, capabilities) and (why := why_unreadable(str(value))):
+        elif _names_image(key, capabilities) and (why := file_problem(key, str(value))):
             yield f"{key}: {why}"
+
+
+def file_problem(key: str, name: str) -> str | None:
+    """Return why a prompt cannot have the file that one of IMAGE_OPTIONS names, one sentence; None if it can."""
+    return why_no_clip(name) if key == CONTROL_CLIP.key else why_unreadable(name)
 
 
 def _names_image(key: str, capabilities: Collection[str]) -> bool:

@@ -100,7 +100,6 @@ class OtherFlags(OptionGroup, title="Flags of sd-scripts and musubi-tuner", meth
     fp8_fast: bool = unused("weights in fp8 multiply in dtype")
     ckpt_dir: list[str] = refused("name the files instead: dit, t5, vae", [])
     video_path: list[str] = refused("clips are not changed into others; leave it out", [])
-    control_path: list[str] = refused("models with control clips are not supported; leave it out", [])
     one_frame_inference: list[str] = refused("is not supported; leave it out", [])
     trim_tail_frames: list[str] = refused("clips are not trimmed; set fewer frames", [])
     compile_args: list[str] = refused("set compile and the options that begin with compile_", [])

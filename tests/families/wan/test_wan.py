@@ -223,7 +223,7 @@ def test_files_are_recognised_by_their_keys() -> None:
     assert seen == {
         "dit.t2v-1.3B": ("wan", "Wan T2V 1.3B"),
         "dit.i2v-A14B": ("wan", "Wan I2V 14B"),
-        "dit.t2v-1.3B-FC": (None, "Wan Fun-Control 1.3B"),
+        "dit.t2v-1.3B-FC": ("wan", "Wan Fun-Control 1.3B"),
         "dit.ti2v-5B": ("wan_5b", "Wan 2.2 TI2V 5B"),
         "vae2.2": (None, "Wan 2.2 VAE"),
         "umt5-xxl-encoder": (None, "UMT5-XXL text encoder"),

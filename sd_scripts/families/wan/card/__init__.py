@@ -24,6 +24,7 @@ from sd_scripts.families.wan.card.options import RECOMMENDED, WanModelOptions, W
 from sd_scripts.families.wan.card.speeds import GRAPHS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
@@ -55,7 +56,7 @@ MODELS = tuple(" ".join(("Wan", kind, size)).strip() for kind in ("T2V", "I2V") 
 """Variants that may be one of two models for different noise."""
 
 
-def recognise(header: Header) -> tuple[str | None, str] | None:
+def recognise(header: Header) -> tuple[str, str] | None:
     """Return (family, variant) of a file with Wan's transformer; None for any other file."""
     for prefix in PREFIXES:
         shapes = {key.removeprefix(prefix): shape for key, shape in header.shapes.items() if key.startswith(prefix)}
@@ -63,7 +64,7 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
             width, channels = (*shapes[PATCH], 0, 0)[:2]
             kind, size = KINDS.get(channels, ""), SIZES.get(width, "")
             variant = " ".join(("Wan", kind, size)).strip()
-            return (None if kind == "Fun-Control" else "wan"), variant
+            return "wan", variant
     return None
 
 
@@ -72,14 +73,14 @@ CARD = FamilyCard(
     title="Wan",
     order=5,
     scripts={"lora": "wan_train_network.py", "full": "wan_train.py", "generate": "wan_generate.py"},
-    groups=(WanModelOptions, WanSamplingOptions, FlowOptions, MemoryOptions),
+    groups=(WanModelOptions, WanSamplingOptions, FlowOptions, MemoryOptions, ControlOptions),
     capabilities=frozenset(
         {
             *("blockwise_updates", "flow_shift", "end_image", "experts", "fp8", "offload_activations", "own_vae"),
-            "start_image",
+            *("control_clips", "start_image"),
         }
     ),
-    clips=ClipFacts(fps=16),
+    clips=ClipFacts(fps=16, controlled=frozenset(f"Wan {KINDS[48]} {size}" for size in ("1.3B", "14B"))),
     notes={
         "pretrained_model_name_or_path": f"Wan's ID is {HUB_MODEL}.",
         "vae": "Wan's files have none: choose its VAE, Wan2.1_VAE.pth or wan_2.1_vae.safetensors. Not needed for a "
@@ -89,6 +90,7 @@ CARD = FamilyCard(
         "0 to 875; for image to video the boundary is 900.",
         "network_args": "Wan: exclude_patterns and include_patterns, lists of regular expressions: layers that are not "
         "adapted, and exceptions to them.",
+        "control_directory": "Wan: control clips of a Fun-Control model, under the names of the clips.",
         "blocks_to_swap": "Wan 14B takes up to 38, and each saves about 0.7 GB of GPU memory.",
     },
     page=PageCard(

@@ -30,9 +30,23 @@ class WanModelOptions(OptionGroup, title="Wan model"):
         label="High-noise model",
         placeholder="/models/wan2.2_t2v_high_noise_14B_fp16.safetensors",
     )
-    task: Literal["t2v-1.3B", "t2v-14B", "t2i-14B", "i2v-14B", "flf2v-14B", "t2v-A14B", "i2v-A14B"] | None = optional(
+    task: (
+        Literal[
+            "t2v-1.3B",
+            "t2v-14B",
+            "t2i-14B",
+            "i2v-14B",
+            "flf2v-14B",
+            "t2v-A14B",
+            "i2v-A14B",
+            "t2v-1.3B-FC",
+            "t2v-14B-FC",
+            "i2v-14B-FC",
+        ]
+        | None
+    ) = optional(
         "Which model the file contains: samples use its shift and guidance. Wan 2.1 and 2.2 have the same layers, so "
-        "their files look alike."
+        "their files look alike. i2v-14B-FC trains Fun-Control with the first frame in addition to the control clip."
     )
 
 

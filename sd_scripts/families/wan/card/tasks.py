@@ -16,6 +16,8 @@ class Task:
 
     shift: float = 5.0
     """Shift of the timesteps of samples."""
+    reads_start: bool = False
+    """Whether a Fun-Control model is trained with the first frame in addition to the control clip."""
 
 
 TASKS = {
@@ -26,6 +28,9 @@ TASKS = {
     "flf2v-14B": Task(shift=16.0),
     "t2v-A14B": Task(shift=12.0),
     "i2v-A14B": Task(),
+    "t2v-1.3B-FC": Task(),
+    "t2v-14B-FC": Task(),
+    "i2v-14B-FC": Task(reads_start=True),
 }
 """By musubi-tuner's names, which the option `task` takes."""
 

@@ -9,6 +9,7 @@ from sd_scripts.families.wan.card import CARD as WAN
 from sd_scripts.families.wan.card.memory_facts import latent_frames, memory_of
 from sd_scripts.families.wan_5b.card.hub_files import FILES
 from sd_scripts.formats.models.safetensors_header import Header
+from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 
 HUB_MODEL = "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
@@ -42,7 +43,8 @@ CARD = replace(
     derived_from=WAN.name,
     order=6,
     scripts={"lora": "wan_5b_train_network.py", "full": "wan_5b_train.py", "generate": "wan_5b_generate.py"},
-    capabilities=WAN.capabilities - {"end_image", "experts"},
+    capabilities=WAN.capabilities - {"control_clips", "end_image", "experts"},
+    groups=tuple(group for group in WAN.groups if group is not ControlOptions),
     clips=ClipFacts(fps=24, bucket_steps=32),
     notes={
         "pretrained_model_name_or_path": f"Wan 2.2 5B's ID is {HUB_MODEL}.",
