@@ -82,7 +82,7 @@ def flag_groups(script: Script) -> Groups:
 
 
 def _script(card: FamilyCard, method: str, file: str) -> Script:
-    shared = [group for group in card.groups if group.methods == ALL_METHODS]
+    shared = [group for group in card.groups if method in group.methods and len(group.methods) > 1]
     own = [group for group in card.groups if group.methods == (method,)]
     return Script(file=file, family=card.name, method=method, groups=(*COMMON, *shared, *OF_METHOD[method], *own))
 

@@ -10,6 +10,7 @@ from sd_scripts.families.wan.family import WAN
 from sd_scripts.families.wan.sampling import sample
 from sd_scripts.families.wan_5b.card import CARD
 from sd_scripts.families.wan_5b.load import LAYOUTS, problems
+from sd_scripts.families.wan_5b.objective import loss, step_inputs
 from sd_scripts.families.wan_5b.vae import LATENTS
 
 FAMILY = replace(
@@ -25,5 +26,8 @@ FAMILY = replace(
     latents=LATENTS,
     layouts=LAYOUTS,
     problems=problems,
+    conditions=None,
+    step_inputs=step_inputs,
+    loss=loss,
     sample=partial(sample, latent_layout=LATENTS, keeps_start=True),
 )

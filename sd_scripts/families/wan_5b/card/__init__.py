@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
-from sd_scripts.families.cards.family_card import VAE
+from sd_scripts.families.cards.family_card import VAE, PanelCard
 from sd_scripts.families.wan.card import AUTOENCODER, DIFFUSERS, OFFICIAL, PATCH, PREFIXES, VAES
 from sd_scripts.families.wan.card import CARD as WAN
 from sd_scripts.families.wan.card.memory_facts import latent_frames, memory_of
 from sd_scripts.families.wan_5b.card.hub_files import FILES
+from sd_scripts.families.wan_5b.card.options import Wan5BOptions
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -44,7 +45,7 @@ CARD = replace(
     order=6,
     scripts={"lora": "wan_5b_train_network.py", "full": "wan_5b_train.py", "generate": "wan_5b_generate.py"},
     capabilities=WAN.capabilities - {"control_clips", "end_image", "experts"},
-    groups=tuple(group for group in WAN.groups if group is not ControlOptions),
+    groups=(*(group for group in WAN.groups if group is not ControlOptions), Wan5BOptions),
     clips=ClipFacts(fps=24, bucket_steps=32),
     notes={
         "pretrained_model_name_or_path": f"Wan 2.2 5B's ID is {HUB_MODEL}.",
@@ -80,5 +81,7 @@ CARD = replace(
         widths=tuple((AUTOENCODER, key, 0, 1024, AUTOENCODER_22) for key in VAES),
     ),
     hub=replace(WAN.hub, model=HUB_MODEL, files=FILES),
-    page=replace(WAN.page, model_panel=(), panels=()),
+    page=replace(
+        WAN.page, model_panel=(), panels=(PanelCard(group=Wan5BOptions, names=("first_frame_conditioning_p",)),)
+    ),
 )
