@@ -7,9 +7,12 @@ import pytest
 from benchmarks.presets import METHODS, presets_of
 from kohya_gui.print_command import print_command
 from kohya_gui.tabs import TABS
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.data.plan.epochs import BatchShape
 from sd_scripts.families.cards.registry import card_of, names, preset_family
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.planning.memory import plan_memory
 from sd_scripts.settings.catalog import SCRIPTS, script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Script
@@ -80,7 +83,8 @@ def test_a_preset_lacks_only_the_paths(preset):
     settings = from_values(script_of(preset), read_toml(preset))
     own = {"token_string"} if preset.parent.name == "textual_inversion" else set()
     assert {name for problem in settings.problems() for name in problem.names} - PARTS == PATHS | own
-    assert settings.remarks == []
+    paths = {"dit_high_noise": "high.safetensors"} if "_a14b_" in preset.stem else {}
+    assert from_values(script_of(preset), {**read_toml(preset), **paths}).remarks == []
 
 
 @every_preset
@@ -129,6 +133,20 @@ def test_the_plan_of_each_preset_fits_the_gpu_that_it_names():
     planned = {preset.name: preset.plan().in_use for preset in presets}
     assert {p.name for p in presets if planned[p.name] > p.cap} == set()
     assert min(preset.cap for preset in presets) == 6 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("stem", "extent", "gigabytes"),
+    [
+        ("wan_a14b_low_memory_24gb", Extent(832, 480, 33), 24),
+        ("wan_a14b_fast_compiled", Extent(832, 480, 81), 80),
+        ("wan_5b_image_to_video", Extent(1280, 704, 49), 24),
+    ],
+)
+def test_the_plan_of_a_preset_for_clips_fits_the_gpu_that_it_names(stem, extent, gigabytes):
+    preset = FOLDER / "lora" / f"{stem}.toml"
+    settings = from_values(script_of(preset), {**read_toml(preset), "dit_high_noise": "high.safetensors"})
+    assert plan_memory(settings, [BatchShape(extent=extent, images=1)]).in_use < gigabytes * 10**9
 
 
 @pytest.mark.parametrize("preset", LITTLE, ids=name)
