@@ -51,8 +51,15 @@ ENCODER, ENCODER_XXL = "UMT5 text encoder", "UMT5-XXL text encoder"
 AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 SIZES = {1536: "1.3B", 3072: "5B", 5120: "14B"}
 HIGH_NOISE = "high_noise"
-KINDS = {16: "T2V", 36: "I2V", 48: "Fun-Control"}
-MODELS = tuple(" ".join(("Wan", kind, size)).strip() for kind in ("T2V", "I2V") for size in ("14B", ""))
+FUN_CONTROL = "Fun-Control"
+KINDS = {16: "T2V", 36: "I2V", 48: FUN_CONTROL}
+
+
+def variant_of(kind: str, size: str) -> str:
+    return " ".join(filter(None, ("Wan", kind, size)))
+
+
+MODELS = tuple(variant_of(kind, size) for kind in ("T2V", "I2V") for size in ("14B", ""))
 """Variants that may be one of two models for different noise."""
 
 
@@ -62,9 +69,7 @@ def recognise(header: Header) -> tuple[str, str] | None:
         shapes = {key.removeprefix(prefix): shape for key, shape in header.shapes.items() if key.startswith(prefix)}
         if PATCH in shapes and (OFFICIAL in shapes or DIFFUSERS in shapes):
             width, channels = (*shapes[PATCH], 0, 0)[:2]
-            kind, size = KINDS.get(channels, ""), SIZES.get(width, "")
-            variant = " ".join(("Wan", kind, size)).strip()
-            return "wan", variant
+            return "wan", variant_of(KINDS.get(channels, ""), SIZES.get(width, ""))
     return None
 
 
@@ -80,7 +85,7 @@ CARD = FamilyCard(
             *("control_clips", "start_image"),
         }
     ),
-    clips=ClipFacts(fps=16, controlled=frozenset(f"Wan {KINDS[48]} {size}" for size in ("1.3B", "14B"))),
+    clips=ClipFacts(fps=16, controlled=frozenset(variant_of(FUN_CONTROL, size) for size in ("14B", "1.3B", ""))),
     notes={
         "pretrained_model_name_or_path": f"Wan's ID is {HUB_MODEL}.",
         "vae": "Wan's files have none: choose its VAE, Wan2.1_VAE.pth or wan_2.1_vae.safetensors. Not needed for a "
