@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sd_scripts.data.caches.cache_files import files_of
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Family
 from sd_scripts.families.common.sampling import Decode
@@ -239,9 +240,14 @@ def parameters(settings: Settings, prompt: SamplePrompt, media: Media | None = N
 
 
 def _identified(name: str) -> dict[str, str]:
-    """Return name, path and hash of an image that something is generated from, for its parameters."""
+    """Return name, path and hash of an image or a clip that something is generated from, for its parameters."""
     path = Path(os.path.expanduser(name))
-    return {"name": path.name, "path": str(path), "sha256": sha256(path.read_bytes()).hexdigest()}
+    digest = sha256()
+    for file in files_of(path):
+        with file.open("rb") as content:
+            while chunk := content.read(2**20):
+                digest.update(chunk)
+    return {"name": path.name, "path": str(path), "sha256": digest.hexdigest()}
 
 
 def write_media(path: Path, media: Media, values: Payload | None) -> None:

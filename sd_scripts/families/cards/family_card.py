@@ -14,7 +14,7 @@ from sd_scripts.families.cards.memory_facts import MemoryFacts
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.clips import ClipOptions
-from sd_scripts.options.generating.prompt_lines import CONTROL_CLIP, CONTROLS, START, SamplePrompt
+from sd_scripts.options.generating.prompt_lines import CONTROL_CLIP, CONTROLS, END, START, SamplePrompt
 from sd_scripts.options.model import MODEL
 from sd_scripts.options.networks.layer_rules import Rules, Warn
 from sd_scripts.options.networks.network_args import NetworkArguments
@@ -366,6 +366,8 @@ class FamilyCard:
                 yield CONTROL_CLIP.key, f"{variant} follows a control clip; name one with --{CONTROL_CLIP.letters}"
             elif prompt.control_clip and not controlled:
                 yield CONTROL_CLIP.key, f"--{CONTROL_CLIP.letters} has no effect: {variant} reads no control clip"
+            if controlled and prompt.end_image:
+                yield END.key, f"--{END.letters} has no effect: {variant} reads no end image"
         if self.clips and (from_image := self.clips.from_image.get(variant)) is not None:
             if from_image and not prompt.start_image:
                 yield START.key, f"{variant} makes clips from a start image; name one with --{START.letters}"

@@ -1,6 +1,7 @@
 """Wan 2.1 Fun-Control: clips that follow a control clip, in training and in samples."""
 
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from diffusers import WanPipeline
 from torch.nn.functional import pad
 
+from kohya_gui.generate.generate_routes import as_form
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.cards.registry import card_of
@@ -19,7 +21,10 @@ from sd_scripts.families.wan.conditions import CONTROL, FEATURES, START, see
 from sd_scripts.families.wan.objective import predict
 from sd_scripts.families.wan.text import STATES
 from sd_scripts.families.wan.tiny import PARAMS, write_miniature
+from sd_scripts.generating.work import parameters
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, prompt_of_line
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.reading import from_values
 from sd_scripts.testing import clips
 from sd_scripts.testing.miniature import Miniature
 from tests.families.wan.test_wan_pipeline import (
@@ -135,7 +140,20 @@ def test_a_prompt_names_its_control_clip_which_must_be_one(miniature: Miniature,
         for clip in (None, str(poses))
     }
     assert remarks["Wan T2V 14B", str(poses)] == remarks["Wan Fun-Control", None] == ["control_video_path"]
+    ended = SamplePrompt(control_clip=str(poses), end_image="end.png")
+    assert [key for key, _ in card_of("wan").prompt_remarks(ended, "Wan Fun-Control")] == ["end_image_path"]
     assert not remarks["Wan T2V 14B", None] + remarks["Wan Fun-Control", str(poses)]
+
+
+def test_the_parameters_of_a_clip_name_its_control_clip_also_a_folder_of_frames(tmp_path: Path, poses: Path) -> None:
+    settings = from_values(script_for("wan", "generate"), {})
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    first, second = (make_image(frames / f"{number}.png", (64, 48)) for number in range(2))
+    for clip, content in ((poses, poses.read_bytes()), (frames, first.read_bytes() + second.read_bytes())):
+        found = parameters(settings, replace(PROMPT, control_clip=str(clip)))["control_clip"]
+        assert found == {"name": clip.name, "path": str(clip), "sha256": sha256(content).hexdigest()}
+        assert as_form({"family": "wan", "control_clip": found})["values"]["control_path"] == str(clip)
 
 
 @pytest.mark.run
