@@ -12,6 +12,7 @@ from diffusers import AutoencoderKLQwenImage
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
+from sd_scripts.families.common.autoencoder import Tile
 from sd_scripts.families.common.components import DENOISER, VAE, Components
 from sd_scripts.families.common.encoders.captions import STEP
 from sd_scripts.families.common.encoders.causal_vae import tiled, vae_config, vae_from_single_file
@@ -218,7 +219,7 @@ def test_a_large_image_is_decoded_in_tiles(components: Components) -> None:
     vae: Any = components.vae
     latents, before = torch.randn(1, 16, 1, 16, 12, generator=torch.Generator().manual_seed(1)), dict(vae.__dict__)
     whole = vae.decode(latents).sample
-    with tiled(vae, 8):
+    with tiled(vae, Tile(8)):
         in_tiles = vae.decode(latents).sample
     assert in_tiles.shape == whole.shape == (1, 3, 1, 128, 96)
     assert not torch.equal(in_tiles, whole)

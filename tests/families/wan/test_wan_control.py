@@ -17,7 +17,8 @@ from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.encoders.causal_vae import encode_clip
 from sd_scripts.families.common.sampling import control_frames
-from sd_scripts.families.wan.conditions import CONTROL, FEATURES, START, see
+from sd_scripts.families.wan.conditions import CONTROL, FEATURES, START, follows_control, see
+from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.families.wan.objective import predict
 from sd_scripts.families.wan.text import STATES
 from sd_scripts.families.wan.tiny import PARAMS, write_miniature
@@ -27,6 +28,7 @@ from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.testing import clips
 from sd_scripts.testing.miniature import Miniature
+from tests.families.wan.test_wan import OFFICIAL, shapes_in, shapes_of
 from tests.families.wan.test_wan_pipeline import (
     PROMPT,
     assert_same_frames,
@@ -56,6 +58,16 @@ def poses(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("poses") / "poses.mp4"
     clips.write_clip(path, clips.draw(clips.captions()[0], (PROMPT.width, PROMPT.height), 7))
     return path
+
+
+def test_fun_control_14b_has_the_keys_of_image_to_video_with_an_input_of_48_channels() -> None:
+    """The keys of 1.3B are compared with the official ones in test_wan.py."""
+    expected = shapes_of(OFFICIAL["dit.i2v-14B"]) | {"patch_embedding.weight": (5120, 48, 1, 2, 2)}
+    with torch.device("meta"):
+        model = WanTransformer(WanParams.of(expected))
+    assert shapes_in(model.state_dict()) == expected
+    assert len(expected) == 1303
+    assert follows_control(model.params)
 
 
 @torch.no_grad()
