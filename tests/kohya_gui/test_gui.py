@@ -138,7 +138,7 @@ def test_the_browser_gets_the_rules_of_each_family(form):
     assert options["clip_skip"]["families"] == ("sdxl",)
     assert options["t5xxl"]["families"] == FLUX_FAMILIES
     assert options["clip_l"]["families"] == WITH_CLIP
-    assert options["control_directory"]["families"] == ("flux_kontext", "flux2", "qwen_image_edit", "framepack")
+    assert options["control_directory"]["families"] == ("flux_kontext", "flux2", "qwen_image_edit", "wan", "framepack")
     assert options["compile"]["families"] == tuple(card.name for card in cards())
     assert options["vae"]["families"] == ("sdxl", *(each for each in FLOW_FAMILIES if each not in FLUX_FAMILIES))
     assert {options[name]["families"] for name in panels["lora-panel-flux1-layers"]} == {FLUX_FAMILIES, WITH_CLIP}
