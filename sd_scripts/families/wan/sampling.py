@@ -132,25 +132,20 @@ def conditions_for(
     if params.in_channels == params.channels:
         return {}
     follows = follows_control(params)
-    if follows and not prompt.control_clip:
-        raise ValueError("control_video_path: this Wan model follows a control clip; name one with --cn in the prompt")
-    if not follows and not (prompt.start_image or prompt.end_image):
-        raise ValueError("image_path: this Wan model makes clips from an image; name one with --i in the prompt")
-    if follows and prompt.start_image and IMAGE_ENCODER not in components.sources:
-        raise ValueError("clip: not set, but the start image is read by CLIP's image encoder; set it to its file")
+    sees = bool(params.image_width and (prompt.start_image or not follows))
+    _check_files(prompt, follows=follows, lacks_encoder=sees and IMAGE_ENCODER not in components.sources)
     *size, frames = extent
     device = cast(WanTransformer, components.denoiser).device
-    sees = bool(params.image_width and (prompt.start_image or not follows))
-    loads = sees and IMAGE_ENCODER in components.sources and not components.is_loaded(IMAGE_ENCODER)
+    loads = sees and not components.is_loaded(IMAGE_ENCODER)
     if loads:
         components.load(IMAGE_ENCODER)
-    used = [components.vae, *(components.others[name] for name in (IMAGE_ENCODER,) if name in components.others)]
+    used = [components.vae, *([components.others[IMAGE_ENCODER]] if sees else [])]
     with ExitStack() as stack:
         for module in used:
             stack.enter_context(on_device(module, device))
         first, last = (_frame(name, size, device, settings) for name in (prompt.start_image, prompt.end_image))
-        if follows:
-            control = control_frames(prompt.control_clip or "", Extent(*extent), fps).to(device)
+        if prompt.control_clip and follows:
+            control = control_frames(prompt.control_clip, Extent(*extent), fps).to(device)
             conditions = {CONTROL: encode_images(components, control)}
             conditions |= {} if first is None else start_conditions(components, first)
         else:
@@ -158,6 +153,16 @@ def conditions_for(
     if loads:
         components.free(IMAGE_ENCODER)
     return conditions
+
+
+def _check_files(prompt: SamplePrompt, *, follows: bool, lacks_encoder: bool) -> None:
+    """Raise ValueError if a prompt does not name the files that the model reads."""
+    if follows and not prompt.control_clip:
+        raise ValueError("control_video_path: this Wan model follows a control clip; name one with --cn in the prompt")
+    if not follows and not (prompt.start_image or prompt.end_image):
+        raise ValueError("image_path: this Wan model makes clips from an image; name one with --i in the prompt")
+    if lacks_encoder:
+        raise ValueError("clip: not set, but the start image is read by CLIP's image encoder; set it to its file")
 
 
 def _frame(name: str | None, size: Sequence[int], device: torch.device, settings: Settings) -> Tensor | None:

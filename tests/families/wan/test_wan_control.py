@@ -96,6 +96,7 @@ def test_a_sample_follows_its_control_clip_through_the_whole_denoising(
     miniature: Miniature, poses: Path, tmp_path: Path, from_image: bool
 ) -> None:
     components, settings = loaded(miniature, sample_solver="unipc")
+    assert not components.is_loaded("image_encoder"), "it is loaded for an image alone"
     start = make_image(tmp_path / "start.png", (PROMPT.width, PROMPT.height))
     frames = control_frames(str(poses), Extent(PROMPT.width, PROMPT.height, PROMPT.frames), 16)
     first = control_frames(str(start), Extent(PROMPT.width, PROMPT.height), 16)
@@ -103,8 +104,11 @@ def test_a_sample_follows_its_control_clip_through_the_whole_denoising(
     forward = transformer.forward
     with torch.no_grad():
         control = encode_clip(components.vae, frames)
-        components.load("image_encoder")
-        image = see(components, first) if from_image else torch.zeros(1, 5, 16)
+        image = torch.zeros(1, 5, 16)
+        if from_image:
+            components.load("image_encoder")
+            image = see(components, first)
+            components.free("image_encoder")
         known = pad(encode_clip(components.vae, first), (0, 0, 0, 0, 0, 2)) * from_image
 
     def reading(hidden_states: torch.Tensor, **more: Any) -> Any:
