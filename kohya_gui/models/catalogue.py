@@ -10,6 +10,8 @@ from kohya_gui.models.remote import name_for
 from sd_scripts.families.cards.family_card import FamilyCard, HubFile
 from sd_scripts.families.cards.registry import card_of, names
 from sd_scripts.options.model import MODEL
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.settings.family_options import each_option
 
 
 def needs(family: str, library: Sequence[LibraryFile]) -> list[dict[str, Any]]:
@@ -45,6 +47,8 @@ def hub_file(family: object, repo: object, file: object) -> HubFile:
 def title_of(card: FamilyCard, option: str) -> str:
     """Return the heading of the files that an option names."""
     component = next((each for each in card.files.components if each.option == option != MODEL), None)
+    if component is None and option != MODEL:
+        return next(each.label for each in each_option(NetworkOptions) if each.name == option)
     words = component.title if component else card.files.base_model
     bare = words.partition(" ")[2] if words.startswith(("a ", "an ", "the ")) else words
     return bare[:1].upper() + bare[1:]

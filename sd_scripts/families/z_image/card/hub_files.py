@@ -35,4 +35,12 @@ FILES = (
         licence="Apache-2.0",
         about="autoencoder",
     ),
+    HubFile(
+        option="training_adapter",
+        repo="ostris/zimage_turbo_training_adapter",
+        file="zimage_turbo_training_adapter_v2.safetensors",
+        gigabytes=0.34,
+        licence="Apache-2.0",
+        about="to train on Turbo, for short trainings",
+    ),
 )
