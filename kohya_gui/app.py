@@ -36,6 +36,9 @@ HEAD = f"""
   <div id="gpus" hidden></div>
   <button id="search-settings" type="button" title="All settings, by any of their names: / or Ctrl+K"
     aria-keyshortcuts="/ Control+K"><span>Search <span class="more">settings</span></span><kbd>/</kbd></button>
+  <button id="language-switch" type="button" title="Language" translate="no">
+    <span lang="zh-CN">中文</span><span lang="en">English</span>
+  </button>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """

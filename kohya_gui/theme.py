@@ -12,8 +12,16 @@ STYLES = (
     *("form/presets.css", "runs/gpus.css", "models/models.css"),
 )
 SCRIPTS = (
-    *("studio.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js", "vendor/uplot.min.js"),
-    *("runs/chart.js", "runs/curves.js", "runs/console.js", "generate/matrix.js", "runs/samples.js", "runs/live.js"),
+    *("studio.js", "language.js", "media.js", "page.js", "form/visibility.js", "form/drafts.js"),
+    *(
+        "vendor/uplot.min.js",
+        "runs/chart.js",
+        "runs/curves.js",
+        "runs/console.js",
+        "generate/matrix.js",
+        "runs/samples.js",
+        "runs/live.js",
+    ),
     *("runs/compare.js", "runs/runs.js", "tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js"),
     *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/texts.js"),
     *("generate/rating.js", "generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/job_tab.js"),

@@ -1,5 +1,6 @@
 """Routes under /studio that answer in JSON or with a file; an error is one sentence."""
 
+import hashlib
 import json
 import math
 import re
@@ -114,6 +115,20 @@ class Answer(JSONResponse):
             return orjson.dumps(content)
         except TypeError:
             return super().render(_renderable(content))
+
+
+class Unchanging:
+    """JSON that stays the same while the GUI runs; browsers ask whether theirs is current."""
+
+    def __init__(self, content: Any) -> None:
+        self._body = bytes(Answer(content).body)
+        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+
+    def send(self, request: Request) -> Response:
+        headers = {"ETag": self._tag, "Cache-Control": "no-cache"}
+        if self._tag in request.headers.get("If-None-Match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(self._body, media_type="application/json", headers=headers)
 
 
 def _renderable(value: Any) -> Any:

@@ -11,6 +11,7 @@ from kohya_gui.dataset.editing import routes as dataset_editing
 from kohya_gui.form import browse, field_check, prompt_editor
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.generate import checkpoints_routes, generate_routes, regularisation_routes
+from kohya_gui.languages import language_routes
 from kohya_gui.models import models_routes
 from kohya_gui.runs import gpu_routes, live_routes, measure_routes, plan_card
 from kohya_gui.runs.plan_process import PlanProcess
@@ -39,6 +40,7 @@ def routes(
         *gpu_routes.routes(queue),
         *plan_card.routes(allowed_paths, links, plans),
         *field_check.routes(),
+        *language_routes.routes(),
         *train_routes.routes(allowed_paths, links, plans),
         *preset_routes.routes(),
         *doctor_routes.routes(queue),

@@ -3,7 +3,6 @@
 It comes from the options' declarations, so that it also has the settings of panels that the browser has not built yet.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -15,7 +14,7 @@ from starlette.routing import Route
 from kohya_gui.form.controls import UNSET, Form, kind, shown
 from kohya_gui.form.field_links import labelled
 from kohya_gui.kohya.labels import kohya_names
-from kohya_gui.server.json_routes import Answer, get
+from kohya_gui.server.json_routes import Unchanging, get
 from kohya_gui.tabs import Tab
 from sd_scripts.options.dataset import AugmentOptions, CacheOptions, CaptionOptions
 from sd_scripts.options.full import FusedOptions
@@ -62,7 +61,7 @@ class SettingsIndex:
 
     def __init__(self) -> None:
         self._content: dict[str, Any] = {}
-        self._answer: tuple[bytes, str] | None = None
+        self._answer: Unchanging | None = None
 
     def fill(self, forms: Iterable[tuple[Tab, Form]]) -> None:
         self._content = settings_index(forms)
@@ -73,14 +72,8 @@ class SettingsIndex:
         return [get("settings", self._send)]
 
     def _send(self, request: Request) -> Response:
-        if self._answer is None:
-            body = bytes(Answer(self._content).body)
-            self._answer = body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        body, tag = self._answer
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
-        if tag in request.headers.get("If-None-Match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(body, media_type="application/json", headers=headers)
+        self._answer = self._answer or Unchanging(self._content)
+        return self._answer.send(request)
 
 
 def settings_index(forms: Iterable[tuple[Tab, Form]]) -> dict[str, Any]:

@@ -54,8 +54,8 @@
   /** Copy a text, as `element` says for a while. */
   Studio.copy = async (text, element) => {
     await copy(text);
-    if (element.textContent === "Copied") return;
-    const words = element.textContent;
+    const words = Language.english(element);
+    if (words === "Copied") return;
     element.textContent = "Copied";
     setTimeout(() => (element.textContent = words), 1500);
   };

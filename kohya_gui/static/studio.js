@@ -145,7 +145,7 @@ var Studio = (() => {
   /** An element whose content is HTML from the server. */
   const rendered = (tag, attributes, html) => Object.assign(el(tag, attributes), { innerHTML: html });
   const write = (element, text) => {
-    if (element.textContent !== String(text)) element.textContent = text;
+    if (Language.english(element) !== String(text)) element.textContent = text;
   };
 
   /** A style sheet of the page for rules about elements that Gradio has not made yet. */
@@ -173,6 +173,7 @@ var Studio = (() => {
     element.sent = html;
     const made = document.createElement("template");
     made.innerHTML = html;
+    Language.visit(made.content); // to be compared with what is in the page
     // a button at the end stays if it is the same: a press would be lost with one that is replaced
     const last = element.lastElementChild;
     const kept = last?.matches("button") && made.content.lastElementChild?.isEqualNode(last) ? last : null;

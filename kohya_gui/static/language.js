@@ -1,0 +1,261 @@
+// The page in Chinese. The code has its texts in English; this script translates them as they come into the page, with
+// the catalogue in kohya_gui/languages. It replaces the data of text nodes only, so that Svelte keeps its nodes. An
+// English page loads no catalogue and observes nothing.
+//
+// Gradio's own gr.I18n covers the labels of components only, follows the browser's language alone, and puts its marks
+// into the configuration and the values that the server sends.
+var Language = (() => {
+  const { on, ask } = Studio;
+  const KEPT = "language";
+  const CHINESE = "zh-CN";
+  const ATTRIBUTES = ["title", "placeholder", "aria-label", "alt", "label"];
+  const LEFT = "code, pre, textarea, script, style, [contenteditable], [translate=no]"; // code, logs and users' texts
+  const INLINE = "a, b, code, em, i, kbd, button.field-link, .note strong"; // part of the sentence around them
+  const VALUE = /\{(\w+)(!?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, `code`, an option's key
+  const VALUES = "((?:(?![.!?] [A-Z]).)+?)"; // a value ends with its sentence
+  const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
+  const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
+  const PROSE = /[a-z]{2} [a-z]{2}/;
+  const LEAD = new RegExp(`^(?:\\s*${ELEMENT}[,:.]?\\s*)+`);
+  const TAIL = new RegExp(`(?:\\s*${ELEMENT}\\s*)+$`);
+  const NAME = /^[^a-z]+$|^[A-Za-z]*[A-Z\d][\w.-]*$/; // 1024, bf16, AdamW
+  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|graph|group|crop|mask|token)s\b/; // after a number
+  /** Texts of style sheets: property -> words. */
+  const IN_STYLES = {
+    "--word-train": "Train",
+    "--word-working": "Working…",
+    "--word-stale": "The settings have changed since: print the command again",
+  };
+
+  const kept = localStorage.getItem(KEPT);
+  const preferred = () => navigator.languages.find((each) => /^(zh|en)\b/i.test(each))?.toLowerCase() ?? "";
+  const isChinese = kept ? kept === CHINESE : preferred().startsWith("zh");
+  on("click", "#language-switch", () => {
+    localStorage.setItem(KEPT, isChinese ? "en" : CHINESE);
+    location.reload();
+  });
+  if (!isChinese) return { text: (english) => english, english: (element) => element.textContent, visit: () => {} };
+  document.documentElement.lang = CHINESE;
+
+  // From English to Chinese
+
+  const texts = new Map(); // English -> Chinese, of texts without values
+  const patterns = new Map(); // first word -> texts with values; "" -> those that begin with a value
+  const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+  const pattern = (english, chinese) => {
+    const names = [...english.matchAll(VALUE)].map(([name]) => name.replace("!", ""));
+    const between = english.split(/\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/);
+    const source = between.map((part, i) => {
+      const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
+      const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
+      return i ? `${isCount ? "([\\d.,]+)" : VALUES}${words}` : words;
+    });
+    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length };
+  };
+  const learn = (catalogue) => {
+    for (const [english, chinese] of Object.entries(catalogue)) {
+      const at = english.search(VALUE);
+      if (at < 0) texts.set(english, chinese);
+      else {
+        const word = /^\S+(?=\s)/.exec(english.slice(0, at))?.[0] ?? "";
+        patterns.set(word, [...(patterns.get(word) ?? []), pattern(english, chinese)]);
+      }
+    }
+    for (const each of patterns.values()) each.sort((a, b) => b.words - a.words); // the most specific first
+  };
+  /** The Chinese of a pattern with its values; null if one of them is a text that the catalogue does not have. */
+  const filled = ({ names, chinese }, values) => {
+    const left = names.map((name, i) => [name, values[i]]);
+    let isWhole = true;
+    const text = chinese.replace(VALUE, (name) => {
+      const at = left.findIndex(([each]) => each === name.replace("!", ""));
+      const value = at < 0 ? name : left.splice(at, 1)[0][1];
+      if (!name.endsWith("!}") && !COUNT.test(value)) return value;
+      const inner = translated(value.trim());
+      isWhole &&= inner != null || !PROSE.test(value);
+      return inner ?? value;
+    });
+    return isWhole ? text : null;
+  };
+  const whole = (english) => {
+    const same = texts.get(english);
+    if (same != null) return same;
+    for (const word of [english.split(/\s/, 1)[0], ""])
+      for (const each of patterns.get(word) ?? []) {
+        const match = each.regex.exec(english);
+        const chinese = match && filled(each, match.slice(1));
+        if (chinese != null) return chinese;
+      }
+    return null;
+  };
+  /** Several sentences, where each is known, alone or with those that follow. */
+  const sentences = (english) => {
+    const parts = english.split(/(?<=[.!?]) (?=\S)|\n/);
+    let chinese = "";
+    for (let start = 0, end; start < parts.length; start = end) {
+      for (end = parts.length; end > start; end--) {
+        const known = end - start < parts.length && whole(parts.slice(start, end).join(" "));
+        if (known) {
+          chinese += known;
+          break;
+        }
+      }
+      if (end === start) return null;
+    }
+    return chinese;
+  };
+  /** Parts with dots between them, or a list whose parts are all known. */
+  const listed = (english) => {
+    const dots = english.split(" · ");
+    const parts = dots.length > 1 ? dots : english.split(", ");
+    if (parts.length < 2) return null;
+    const known = parts.map((part) => translated(part) ?? (NAME.test(part) ? part : null));
+    const isKnown = dots.length > 1 ? parts.some((part, i) => known[i] != null && known[i] !== part) : !known.includes(null);
+    return isKnown ? parts.map((part, i) => known[i] ?? part).join(dots.length > 1 ? " · " : "，") : null;
+  };
+  /** A message that begins with the key of an option. */
+  const keyed = (english) => {
+    const [, key, words] = /^(-{0,2}[a-z][\w-]*): (.+)$/s.exec(english) ?? [];
+    const chinese = words && translated(words);
+    return chinese ? `${key}：${chinese}` : null;
+  };
+  const answers = new Map(); // what was looked up before
+  const MOST = 20_000;
+  const translated = (english) => {
+    if (!/[A-Za-z]/.test(english)) return null;
+    if (answers.has(english)) return answers.get(english);
+    const chinese = whole(english) ?? sentences(english) ?? listed(english) ?? keyed(english);
+    if (answers.size > MOST) answers.clear();
+    answers.set(english, chinese);
+    return chinese;
+  };
+  /** The Chinese of a text, with the spaces around it; the text itself if the catalogue does not have it. */
+  const text = (english) => {
+    const [, before, words, after] = /^(\s*)(.*?)(\s*)$/s.exec(english);
+    const chinese = translated(words.replace(/\s+/g, " "));
+    return chinese == null ? english : `${before}${chinese}${after}`;
+  };
+
+  // In the page
+
+  const written = new WeakMap(); // text node -> its English and its Chinese
+  const attributes = new WeakMap(); // element -> name -> the same
+  const source = (node) => (written.get(node)?.chinese === node.data ? written.get(node).english : node.data);
+  const write = (node, chinese) => {
+    const english = source(node);
+    if (chinese === english) return;
+    written.set(node, { english, chinese });
+    if (node.data !== chinese) node.data = chinese;
+  };
+  /** The text of an element as the code wrote it. */
+  const english = (element) => {
+    const walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+    let words = "";
+    while (walk.nextNode()) words += source(walk.currentNode);
+    return words;
+  };
+
+  const isInline = (node) => node.nodeType === Node.ELEMENT_NODE && node.matches(INLINE);
+  const isPart = (node) => node && (node.nodeType === Node.TEXT_NODE || node.nodeType === Node.COMMENT_NODE || isInline(node));
+  /** The text and the elements of the sentence to which a text node belongs. */
+  const sentenceOf = (node) => {
+    let first = node;
+    while (isPart(first.previousSibling)) first = first.previousSibling;
+    const nodes = [];
+    for (let each = first; isPart(each); each = each.nextSibling) if (each.nodeType !== Node.COMMENT_NODE) nodes.push(each);
+    return nodes;
+  };
+  /** A sentence with elements in it: before and after it there may be others, such as the field that it is about. */
+  const around = (words) => {
+    const lead = LEAD.exec(words)?.[0] ?? "";
+    const tail = TAIL.exec(words.slice(lead.length))?.[0] ?? "";
+    for (const [from, to] of [["", ""], [lead, ""], ["", tail], [lead, tail]]) {
+      const inner = words.slice(from.length, words.length - to.length);
+      const chinese = inner.trim() && text(inner);
+      if (chinese && chinese !== inner) return `${from.replace(": ", "：")}${chinese}${to}`;
+    }
+    return null;
+  };
+  const rewrite = (nodes) => {
+    const elements = nodes.filter((node) => node.nodeType === Node.ELEMENT_NODE);
+    let i = 0;
+    const words = nodes.map((node) => (node.nodeType === Node.TEXT_NODE ? source(node) : String.fromCharCode(0xe000 + i++))).join("");
+    const chinese = around(words);
+    if (chinese == null) return false;
+    const parts = chinese.split(new RegExp(ELEMENT));
+    const order = [...chinese.matchAll(new RegExp(ELEMENT, "g"))].map(([mark]) => elements[mark.charCodeAt(0) - 0xe000]);
+    if (order.length !== elements.length) return false;
+    const gaps = elements.map((each) => nodes.indexOf(each)); // where the text between two elements ends
+    const isMoved = order.some((each, at) => each !== elements[at]);
+    const { parentNode, nextSibling: end } = { parentNode: nodes[0].parentNode, nextSibling: nodes.at(-1).nextSibling };
+    parts.forEach((part, at) => {
+      const [own, ...others] = nodes.slice(at ? gaps[at - 1] + 1 : 0, gaps[at] ?? nodes.length);
+      const here = own ?? document.createTextNode("");
+      if (part || own) write(here, part);
+      for (const each of others) write(each, "");
+      const before = isMoved ? end : (elements[at] ?? end);
+      if (part && (isMoved || !own)) parentNode.insertBefore(here, before);
+      if (isMoved && order[at]) parentNode.insertBefore(order[at], end);
+    });
+    return true;
+  };
+
+  const translate = (node) => {
+    const nodes = sentenceOf(node);
+    if (nodes.length > 1 && nodes.some(isInline) && rewrite(nodes)) return;
+    write(node, text(source(node)));
+  };
+  const translateAttributes = (element) => {
+    for (const name of ATTRIBUTES) {
+      const words = element.getAttribute(name);
+      if (!words) continue;
+      const before = attributes.get(element)?.[name];
+      if (before === words) continue;
+      const chinese = text(words);
+      if (chinese === words) continue;
+      attributes.set(element, { ...attributes.get(element), [name]: chinese });
+      element.setAttribute(name, chinese);
+    }
+  };
+  const NAMED = ATTRIBUTES.map((name) => `[${name}]`).join();
+  const isLeft = (node) => (node.nodeType === Node.ELEMENT_NODE ? node : node.parentElement)?.closest(LEFT);
+  const reject = {
+    acceptNode: (node) => {
+      if (node.nodeType === Node.ELEMENT_NODE) return node.matches(LEFT) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_SKIP;
+      return /[A-Za-z]/.test(node.data) ? NodeFilter.FILTER_ACCEPT : NodeFilter.FILTER_SKIP;
+    },
+  };
+  /** Translate a part of the page. */
+  const visit = (part) => {
+    if (part.nodeType === Node.TEXT_NODE) {
+      if (part.isConnected && written.get(part)?.chinese !== part.data && !isLeft(part)) translate(part);
+      return;
+    }
+    if (part.nodeType === Node.ELEMENT_NODE) {
+      if (part.parentElement?.closest("[translate=no]")) return;
+      if (part.matches(NAMED)) translateAttributes(part);
+    } else if (part.nodeType !== Node.DOCUMENT_FRAGMENT_NODE) return;
+    for (const element of part.querySelectorAll(NAMED)) if (!element.closest("[translate=no]")) translateAttributes(element);
+    if (part.nodeType === Node.ELEMENT_NODE && isLeft(part)) return;
+    const walk = document.createTreeWalker(part, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT, reject);
+    const nodes = [];
+    while (walk.nextNode()) nodes.push(walk.currentNode);
+    for (const node of nodes) if (written.get(node)?.chinese !== node.data) translate(node);
+  };
+  const observer = new MutationObserver((records) => {
+    for (const { type, target, addedNodes } of records) {
+      if (type === "childList") for (const node of addedNodes) node.isConnected && visit(node);
+      else if (type === "characterData") visit(target);
+      else if (!(/** @type {Element} */ (target).closest("[translate=no]"))) translateAttributes(target);
+    }
+    observer.takeRecords(); // of what was written here
+  });
+  const start = async () => {
+    learn(await ask(`language/${CHINESE}`));
+    for (const [name, words] of Object.entries(IN_STYLES)) document.documentElement.style.setProperty(name, `"${text(words)}"`);
+    observer.observe(document.documentElement, { subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: ATTRIBUTES });
+    visit(document.documentElement);
+  };
+  start().catch(() => {}); // it stays English
+  return { text, english, visit };
+})();

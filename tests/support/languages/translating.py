@@ -1,0 +1,94 @@
+"""The rules by which language.js finds the translation of a text, to test the catalogues without a browser."""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+VALUE = re.compile(r"\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
+COUNTED = re.compile(
+    r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|graph|group|crop|mask"
+    r"|token)s\b"
+)
+NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
+PROSE = re.compile(r"[a-z]{2} [a-z]{2}")
+SENTENCES = re.compile(r"(?<=[.!?]) (?=\S)|\n")
+
+
+class Translating:
+    """Whether texts are in a catalogue, as a whole or in parts."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = {english for english in texts if not VALUE.search(english)}
+        self._patterns = {
+            english: (_pattern(english), _inner(english, texts[english])) for english in _most_specific(texts)
+        }
+        self.used: set[str] = set()
+        """Texts of the catalogue that were found."""
+        self.knows = cache(self._knows)
+
+    def _knows(self, text: str) -> bool:
+        return self._whole(text) or self._sentences(text) or self._list(text)
+
+    def _whole(self, text: str) -> bool:
+        if text in self._texts:
+            self.used.add(text)
+            return True
+        if text in self._patterns:
+            self.used.add(text)
+            return True
+        for english, (pattern, inner) in self._patterns.items():
+            match = pattern.fullmatch(text)
+            if match and all(self.knows(match[n].strip()) or not PROSE.search(match[n]) for n in inner):
+                self.used.add(english)
+                return True
+        return False
+
+    def _sentences(self, text: str) -> bool:
+        parts = SENTENCES.split(text)
+        start = 0
+        while start < len(parts):
+            ends = range(len(parts), start, -1)
+            end = next(
+                (end for end in ends if end - start < len(parts) and self._whole(" ".join(parts[start:end]))), None
+            )
+            if end is None:
+                return False
+            start = end
+        return True
+
+    def _list(self, text: str) -> bool:
+        for separator in (" · ", ", "):
+            parts = text.split(separator)
+            if len(parts) > 1:
+                known = [self.knows(part) for part in parts]
+                names = [bool(NAME.fullmatch(part)) for part in parts]
+                return any(known) if separator == " · " else all(map(max, known, names))
+        return False
+
+
+def _most_specific(texts: Iterable[str]) -> list[str]:
+    """Return the texts with values, those with the most words of their own first."""
+    return sorted(filter(VALUE.search, texts), key=lambda text: len(VALUE.sub("", text)), reverse=True)
+
+
+def _inner(english: str, translation: str) -> list[int]:
+    """Return the numbers of the values that are translated too."""
+    names = [name[0].replace("!", "") for name in VALUE.finditer(english)]
+    return [n for n, name in enumerate(names, 1) if name[0] == "{" and name.replace("}", "!}") in translation]
+
+
+def _pattern(english: str) -> "re.Pattern[str]":
+    first, *rest = VALUE.split(english)
+    parts = [re.escape(first)]
+    for value, text in zip(VALUE.findall(english), rest, strict=True):
+        counted = COUNTED.search(text) if value[0] == "{" else None
+        words = re.escape(text)
+        if counted:
+            words = words.replace(re.escape(f" {counted[1]}s"), re.escape(f" {counted[1]}") + "s?", 1)
+        parts.append(rf"([\d.,]+|\{{\d+\}}){words}" if counted else f"((?:(?![.!?] [A-Z]).)+?){words}")
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def own_values(text: str) -> list[str]:
+    """Return the values, texts in backticks and keys in a text of the catalogue."""
+    return [value.replace("!", "") for value in VALUE.findall(text)]
