@@ -16,6 +16,7 @@ var Language = (() => {
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
   const PROSE = /[a-z]{2} [a-z]{2}/;
+  const KEY = `(${ELEMENT}|\\*[^*]+\\*|\`[^\`]+\`|[\\w.-]+)`; // in a text with elements, in one that becomes some, or plain
   const LEAD = new RegExp(`^(?:\\s*${ELEMENT}[,:.]?\\s*)+`);
   const TAIL = new RegExp(`(?:\\s*${ELEMENT}\\s*)+$`);
   const NAME = /^[^a-z]+$|^[A-Za-z]*[A-Z\d][\w.-]*$/; // 1024, bf16, AdamW
@@ -41,6 +42,7 @@ var Language = (() => {
 
   const texts = new Map(); // English -> Chinese, of texts without values
   const patterns = new Map(); // first word -> texts with values; "" -> those that begin with a value
+  const capitalised = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
   const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
   const pattern = (english, chinese) => {
     const names = [...english.matchAll(VALUE)].map(([name]) => name.replace("!", ""));
@@ -48,7 +50,8 @@ var Language = (() => {
     const source = between.map((part, i) => {
       const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
       const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
-      return i ? `${isCount ? "([\\d.,]+)" : VALUES}${words}` : words;
+      const value = isCount ? "([\\d.,]+)" : names[i - 1]?.startsWith("{") ? VALUES : KEY;
+      return i ? `${value}${words}` : words;
     });
     return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length };
   };
@@ -71,7 +74,7 @@ var Language = (() => {
       const at = left.findIndex(([each]) => each === name.replace("!", ""));
       const value = at < 0 ? name : left.splice(at, 1)[0][1];
       if (!name.endsWith("!}") && !COUNT.test(value)) return value;
-      const inner = translated(value.trim());
+      const inner = translated(value.trim()) ?? translated(capitalised(value.trim()));
       isWhole &&= inner != null || !PROSE.test(value);
       return inner ?? value;
     });
@@ -88,13 +91,17 @@ var Language = (() => {
       }
     return null;
   };
+  const ended = (english) => {
+    const chinese = whole(english) ?? (english.endsWith(".") ? whole(english.slice(0, -1)) : null);
+    return chinese && english.endsWith(".") && !/[。！？]$/.test(chinese) ? `${chinese}。` : chinese;
+  };
   /** Several sentences, where each is known, alone or with those that follow. */
   const sentences = (english) => {
     const parts = english.split(/(?<=[.!?]) (?=\S)|\n/);
     let chinese = "";
     for (let start = 0, end; start < parts.length; start = end) {
       for (end = parts.length; end > start; end--) {
-        const known = end - start < parts.length && whole(parts.slice(start, end).join(" "));
+        const known = end - start < parts.length && ended(parts.slice(start, end).join(" "));
         if (known) {
           chinese += known;
           break;
@@ -113,9 +120,9 @@ var Language = (() => {
     const isKnown = dots.length > 1 ? parts.some((part, i) => known[i] != null && known[i] !== part) : !known.includes(null);
     return isKnown ? parts.map((part, i) => known[i] ?? part).join(dots.length > 1 ? " · " : "，") : null;
   };
-  /** A message that begins with the key of an option. */
+  /** A message that begins with the key of an option or the name of a model. */
   const keyed = (english) => {
-    const [, key, words] = /^(-{0,2}[a-z][\w-]*): (.+)$/s.exec(english) ?? [];
+    const [, key, words] = /^([\w./-]+): (.+)$/s.exec(english) ?? [];
     const chinese = words && translated(words);
     return chinese ? `${key}：${chinese}` : null;
   };

@@ -176,9 +176,9 @@ def hint_of_model(
     known = known_model(name, models)
     about = f"{known.about}. " if known else ""
     if is_cached:
-        return Recognised(f"{name}: {about}On this machine", good=True), False
+        return Recognised(f"{name}: {about}" + "On this machine", good=True), False
     size = f"{known.size}, licence {known.licence}" if known else "size and licence are on its page of the Hub"
-    return Recognised(f"{name}: {about}Not on this machine: a download of {size}"), True
+    return Recognised(f"{name}: {about}" + f"Not on this machine: a download of {size}"), True
 
 
 def in_cache(name: str, file: str, model_dir: str | None) -> bool:

@@ -2,6 +2,10 @@
 var Ranking = (() => {
   const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
   const squeezed = (text) => wordsOf(text).join("");
+  const inBoth = (texts) => [...new Set(texts.flatMap((text) => [text, Language.text(text)]))];
+  /** Whether a word contains another: anywhere in Chinese, which has no spaces between words. */
+  const HAN = /\p{Script=Han}/u;
+  const isIn = (word, typed) => word.startsWith(typed) || (HAN.test(typed) && word.includes(typed));
   const plain = (text) => text.replace(/[*`]/g, "");
 
   /** The settings of a tab in the order of its form, then those that only other tabs have. */
@@ -13,14 +17,14 @@ var Ranking = (() => {
           if (found.has(name)) continue;
           const setting = index.settings[name];
           const around = more.includes(name) ? [...panels, `${id}-more`] : panels;
-          const titles = [setting.label, name, ...setting.kohya];
+          const titles = [...inBoth([setting.label]), name, ...setting.kohya];
           const note = setting.notes?.[index.tabs[place].method] ?? "";
           found.set(name, {
             ...setting,
             ...{ name, tab: place, section: title, sectionId: id, panels: around },
             names: titles.map((text) => ({ words: wordsOf(text), whole: squeezed(text) })),
-            sectionWords: wordsOf(title),
-            texts: new Set(wordsOf(plain([...setting.help.map(([, text]) => text), note].join(" ")))),
+            sectionWords: inBoth([title]).flatMap(wordsOf),
+            texts: new Set(inBoth([...setting.help.map(([, text]) => text), note]).flatMap((text) => wordsOf(plain(text)))),
           });
         }
     return [...found.values()];
@@ -30,14 +34,14 @@ var Ranking = (() => {
     let best = 0;
     for (const { words, whole } of entry.names) {
       if (words.includes(word)) return 10;
-      if (words.some((each) => each.startsWith(word))) best = Math.max(best, 8);
+      if (words.some((each) => isIn(each, word))) best = Math.max(best, 8);
       else if (word.length > 2 && whole.includes(word)) best = Math.max(best, 6);
     }
     return best;
   };
   const inTexts = (entry, word) => {
-    if (entry.sectionWords.some((each) => each.startsWith(word))) return 2;
-    return word.length > 1 && [...entry.texts].some((each) => each.startsWith(word)) ? 1 : 0;
+    if (entry.sectionWords.some((each) => isIn(each, word))) return 2;
+    return word.length > 1 && [...entry.texts].some((each) => isIn(each, word)) ? 1 : 0;
   };
 
   /** Whether two words differ by one letter that is missing, added, replaced or swapped with its neighbour. */

@@ -48,7 +48,7 @@
     const label = el("span", { class: "generate-label" }, field.label, browse ? " " : null, browse);
     const wide = field.wide || field.kind === "lines" ? " wide" : "";
     const box = field.kind === "switch" ? [made, label] : [label, made];
-    const words = field.help.split(/(\S*--\S+)/); // a line may not end between -- and the letter of an option
+    const words = Language.text(field.help).split(/(\S*--\S+)/); // a line may not end between -- and the letter of an option
     const hint = el("span", { class: "generate-hint" }, ...words.map((word, i) => (i % 2 ? el("span", { class: "flag" }, word) : word)));
     return el("label", { id: `generate-${field.name}`, class: `option generate-field${wide} kind-${field.kind}` }, ...box, hint);
   };

@@ -33,7 +33,7 @@ NO_TEXT_BEFORE = re.compile(
 TEXT = re.compile(r"(?:[A-Z][a-z]|[A-Za-z'’,]+ [A-Za-z(]|^[a-z]{3,}…$|\} [a-z]{2,}|[A-Z]{2,} )")
 """Words: a capital, or two of them."""
 NO_TEXT = re.compile(
-    r"^(?:[#.\[:@/]|https?:|var\(|calc\(|rgba?\(|translate|[MmLlHhVvZz][\d .,-]+|\w+/\w+|--|data:|[\w-]+=)"
+    r"^(?:[#.\[:@/]|https?:|var\(|calc\(|rgba?\(|translate|[MmLlHhVvZz][\d .,-]+|[\w.-]+/[\w./-]+$|--|data:|[\w-]+=)"
     r"|[<>]|\{\d+\}px|[;{] ?[a-z-]+: "
     r"|^\.?[\w-]+(?: [.#][\w-]+)+|\[[\w-]+[=\]^$*]| > [.#\w]|:(?:not|is|has|checked)\b|^[A-Z]\w+$(?<=[a-z][A-Z]\w{3})"
 )
@@ -46,6 +46,8 @@ NAME = re.compile(
 """Names and keys, which stay as they are."""
 LEFT = frozenset(Path(__file__).with_name("page_names.txt").read_text(encoding="utf-8").splitlines())
 """Other names, and strings that nobody reads."""
+GRADIO = ("number input for {1}", "range slider for {1}", "Reset to default value", "More tabs")
+"""Names of Gradio's own controls, which follow the browser's language only."""
 TERMINAL = (
     *("kohya_gui/access/auth", "kohya_gui/access/c", "kohya_gui/access/login", "kohya_gui/command", "kohya_gui/doctor"),
     *(
@@ -295,7 +297,7 @@ def _of_presets() -> Iterator[tuple[str, str]]:
 def texts() -> dict[str, list[str]]:
     """Return the texts that the page shows: file, or what they are -> texts."""
     found: dict[str, dict[str, None]] = {}
-    for source, literal in (*_of_options(), *_of_presets()):
+    for source, literal in (*_of_options(), *_of_presets(), *(("Gradio", text) for text in GRADIO)):
         found.setdefault(source, {}).update(dict.fromkeys(pieces(literal)))
     scripts = ((name, text) for name, text, before in _of_scripts() if not NO_TEXT_BEFORE.search(before))
     modules = (each for folder, pattern in MODULES for each in _of_modules(ROOT / folder, pattern))

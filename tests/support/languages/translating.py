@@ -10,6 +10,8 @@ COUNTED = re.compile(
     r"|token)s\b"
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
+VALUES = "((?:(?![.!?] [A-Z]).)+?)"
+KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]+)"
 PROSE = re.compile(r"[a-z]{2} [a-z]{2}")
 SENTENCES = re.compile(r"(?<=[.!?]) (?=\S)|\n")
 
@@ -49,12 +51,15 @@ class Translating:
         while start < len(parts):
             ends = range(len(parts), start, -1)
             end = next(
-                (end for end in ends if end - start < len(parts) and self._whole(" ".join(parts[start:end]))), None
+                (end for end in ends if end - start < len(parts) and self._ended(" ".join(parts[start:end]))), None
             )
             if end is None:
                 return False
             start = end
         return True
+
+    def _ended(self, text: str) -> bool:
+        return self._whole(text) or (text.endswith(".") and self._whole(text[:-1]))
 
     def _list(self, text: str) -> bool:
         for separator in (" · ", ", "):
@@ -85,7 +90,8 @@ def _pattern(english: str) -> "re.Pattern[str]":
         words = re.escape(text)
         if counted:
             words = words.replace(re.escape(f" {counted[1]}s"), re.escape(f" {counted[1]}") + "s?", 1)
-        parts.append(rf"([\d.,]+|\{{\d+\}}){words}" if counted else f"((?:(?![.!?] [A-Z]).)+?){words}")
+        kind = r"([\d.,]+|\{\d+\})" if counted else VALUES if value[0] == "{" else KEY
+        parts.append(f"{kind}{words}")
     return re.compile("".join(parts), re.DOTALL)
 
 
