@@ -144,8 +144,8 @@ def topics(group: type, name: str) -> list[str]:
 
 
 def _type(option: Option) -> str:
-    """Describe the valid values: "a whole number, 1 to 1000"."""
+    """Describe the valid values: "a whole number · 1 to 1000"."""
     if option.choices and not option.many:
         return "one of a list" if not option.more_choices else "a name"
     word = ("texts, one per line" if option.type is str else "numbers") if option.many else KINDS[option.type]
-    return f"{word}, {option.within[0]} to {option.within[1]}" if option.within else word
+    return f"{word} · {option.within[0]} to {option.within[1]}" if option.within else word

@@ -16,6 +16,7 @@ var Language = (() => {
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
   const PROSE = /[a-z]{2} [a-z]{2}/;
+  const MAYBE = VALUES.replace("+?", "*?");
   const KEY = `(${ELEMENT}|\\*[^*]+\\*|\`[^\`]+\`|[\\w.-]+)`; // in a text with elements, in one that becomes some, or plain
   const LEAD = new RegExp(`^(?:\\s*${ELEMENT}[,:.]?\\s*)+`);
   const TAIL = new RegExp(`(?:\\s*${ELEMENT}\\s*)+$`);
@@ -50,7 +51,8 @@ var Language = (() => {
     const source = between.map((part, i) => {
       const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
       const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
-      const value = isCount ? "([\\d.,]+)" : names[i - 1]?.startsWith("{") ? VALUES : KEY;
+      const isJoined = i > 1 && /^$|[^\s"'(:=]$/.test(between[i - 1]); // such as a plural "s", which may be missing
+      const value = isCount ? "([\\d.,]+)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : VALUES) : KEY;
       return i ? `${value}${words}` : words;
     });
     return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length };
@@ -113,12 +115,12 @@ var Language = (() => {
   };
   /** Parts with dots between them, or a list whose parts are all known. */
   const listed = (english) => {
-    const dots = english.split(" · ");
-    const parts = dots.length > 1 ? dots : english.split(", ");
+    const mark = [" · ", " › "].find((each) => english.includes(each));
+    const parts = english.split(mark ?? ", ");
     if (parts.length < 2) return null;
     const known = parts.map((part) => translated(part) ?? (NAME.test(part) ? part : null));
-    const isKnown = dots.length > 1 ? parts.some((part, i) => known[i] != null && known[i] !== part) : !known.includes(null);
-    return isKnown ? parts.map((part, i) => known[i] ?? part).join(dots.length > 1 ? " · " : "，") : null;
+    const isKnown = mark ? parts.some((part, i) => known[i] != null && known[i] !== part) : !known.includes(null);
+    return isKnown ? parts.map((part, i) => known[i] ?? part).join(mark ?? "，") : null;
   };
   /** A message that begins with the key of an option or the name of a model. */
   const keyed = (english) => {
@@ -126,12 +128,19 @@ var Language = (() => {
     const chinese = words && translated(words);
     return chinese ? `${key}：${chinese}` : null;
   };
+  /** A text with a quantity or a key behind it: weights 4.8 GiB, Base model (vae). */
+  const extended = (english) => {
+    const [, words, more] = /^(.+?)( [\d.,]+ (?:[KMGTk]?i?B|s|ms|W|%)| \([a-z\d]+(?:_[a-z\d]+)+\))$/s.exec(english) ?? [];
+    const chinese = words && translated(words);
+    return chinese ? `${chinese}${more}` : null;
+  };
   const answers = new Map(); // what was looked up before
   const MOST = 20_000;
   const translated = (english) => {
     if (!/[A-Za-z]/.test(english)) return null;
     if (answers.has(english)) return answers.get(english);
-    const chinese = whole(english) ?? sentences(english) ?? listed(english) ?? keyed(english);
+    const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
+    const chinese = ended(english) ?? sentences(english) ?? listed(english) ?? keyed(english) ?? extended(english) ?? (small === english ? null : ended(small));
     if (answers.size > MOST) answers.clear();
     answers.set(english, chinese);
     return chinese;

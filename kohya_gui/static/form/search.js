@@ -95,7 +95,7 @@
 
   const shownValue = (entry) => {
     const value = valueOf(entry);
-    if (value === undefined) return entry.tab === tab ? "" : `in ${index.tabs[entry.tab].title}`;
+    if (value === undefined) return entry.tab === tab ? "" : `› ${index.tabs[entry.tab].title}`;
     if (entry.kind === "switch") return value ? "on" : "off";
     return text(value).replaceAll("\n", " ") || entry.unset || "empty";
   };

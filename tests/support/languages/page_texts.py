@@ -34,6 +34,7 @@ TEXT = re.compile(r"(?:[A-Z][a-z]|[A-Za-z'’,]+ [A-Za-z(]|^[a-z]{3,}…$|\} [a-
 """Words: a capital, or two of them."""
 NO_TEXT = re.compile(
     r"^(?:[#.\[:@/]|https?:|var\(|calc\(|rgba?\(|translate|[MmLlHhVvZz][\d .,-]+|[\w.-]+/[\w./-]+$|--|data:|[\w-]+=)"
+    r"|^(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|ALTER|WHERE|ORDER|id = |state |path\b)"  # SQL
     r"|[<>]|\{\d+\}px|[;{] ?[a-z-]+: "
     r"|^\.?[\w-]+(?: [.#][\w-]+)+|\[[\w-]+[=\]^$*]| > [.#\w]|:(?:not|is|has|checked)\b|^[A-Z]\w+$(?<=[a-z][A-Z]\w{3})"
 )
@@ -69,6 +70,13 @@ MODULES = (
     ("sd_scripts/families", "cards/*.py"),
     ("sd_scripts/families", "*/card/*.py"),
     ("sd_scripts/planning", "*.py"),
+    ("sd_scripts/data", "**/*.py"),
+    ("sd_scripts/dataset_view", "*.py"),
+    ("sd_scripts/runs", "*.py"),
+    ("sd_scripts/machine", "*.py"),
+    ("sd_scripts/generating", "*.py"),
+    ("sd_scripts/training", "process/*.py"),
+    ("sd_scripts/training", "compiling/*.py"),
     ("sd_scripts/tools", "doctor/*.py"),
 )
 """Folders of modules with texts of the page, and messages about settings."""

@@ -11,6 +11,7 @@ COUNTED = re.compile(
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
 VALUES = "((?:(?![.!?] [A-Z]).)+?)"
+MAYBE = VALUES.replace("+?", "*?")
 KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]+)"
 PROSE = re.compile(r"[a-z]{2} [a-z]{2}")
 SENTENCES = re.compile(r"(?<=[.!?]) (?=\S)|\n")
@@ -85,13 +86,16 @@ def _inner(english: str, translation: str) -> list[int]:
 def _pattern(english: str) -> "re.Pattern[str]":
     first, *rest = VALUE.split(english)
     parts = [re.escape(first)]
+    before = None
     for value, text in zip(VALUE.findall(english), rest, strict=True):
         counted = COUNTED.search(text) if value[0] == "{" else None
         words = re.escape(text)
         if counted:
             words = words.replace(re.escape(f" {counted[1]}s"), re.escape(f" {counted[1]}") + "s?", 1)
-        kind = r"([\d.,]+|\{\d+\})" if counted else VALUES if value[0] == "{" else KEY
+        joined = before is not None and re.search(r"^$|[^\s\"'(:=]$", before)
+        kind = r"([\d.,]+|\{\d+\})" if counted else KEY if value[0] != "{" else MAYBE if joined else VALUES
         parts.append(f"{kind}{words}")
+        before = text
     return re.compile("".join(parts), re.DOTALL)
 
 
