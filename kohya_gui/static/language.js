@@ -9,19 +9,25 @@ var Language = (() => {
   const KEPT = "language";
   const CHINESE = "zh-CN";
   const ATTRIBUTES = ["title", "placeholder", "aria-label", "alt", "label"];
-  const LEFT = "code, pre, textarea, script, style, [contenteditable], [translate=no]"; // code, logs and users' texts
+  /** Names, captions, tags and prompts of users. */
+  const OF_USERS = [
+    ...[".run-name", ".run-link", ".matrix-run", ".entries", ".starts", ".cell-name", "[translate=no]"],
+    ...[".request-prompt", ".sample-prompt", ".checkpoint-prompt > span:first-child"],
+    ...[".tag-chips", ".detail-caption", ".step-caption", ".step-dropped s", ".step-tokens p", ".job-changes td"],
+  ].join();
+  const LEFT = `code, pre, textarea, script, style, [contenteditable], ${OF_USERS}`;
   const INLINE = "a, b, code, em, i, kbd, button.field-link, .note strong"; // part of the sentence around them
   const VALUE = /\{(\w+)(!?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, `code`, an option's key
   const VALUES = "((?:(?![.!?] [A-Z]).)+?)"; // a value ends with its sentence
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
-  const PROSE = /[a-z]{2} [a-z]{2}/;
+  const PROSE = /\b[a-z]{3,}\b.*\b[a-z]{3,}\b/;
   const MAYBE = VALUES.replace("+?", "*?");
   const KEY = `(${ELEMENT}|\\*[^*]+\\*|\`[^\`]+\`|[\\w.-]+)`; // in a text with elements, in one that becomes some, or plain
   const LEAD = new RegExp(`^(?:\\s*${ELEMENT}[,:.]?\\s*)+`);
   const TAIL = new RegExp(`(?:\\s*${ELEMENT}\\s*)+$`);
   const NAME = /^[^a-z]+$|^[A-Za-z]*[A-Z\d][\w.-]*$/; // 1024, bf16, AdamW
-  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|graph|group|crop|mask|token)s\b/; // after a number
+  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|graph|group|crop|mask|token|layer|line|sample|size|tensor|video|warning)s\b/; // after a number
   /** Texts of style sheets: property -> words. */
   const IN_STYLES = {
     "--word-train": "Train",
@@ -52,7 +58,7 @@ var Language = (() => {
       const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
       const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
       const isJoined = i > 1 && /^$|[^\s"'(:=]$/.test(between[i - 1]); // such as a plural "s", which may be missing
-      const value = isCount ? "([\\d.,]+)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : VALUES) : KEY;
+      const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : VALUES) : KEY;
       return i ? `${value}${words}` : words;
     });
     return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length };
@@ -95,7 +101,7 @@ var Language = (() => {
   };
   const ended = (english) => {
     const chinese = whole(english) ?? (english.endsWith(".") ? whole(english.slice(0, -1)) : null);
-    return chinese && english.endsWith(".") && !/[。！？]$/.test(chinese) ? `${chinese}。` : chinese;
+    return chinese && english.endsWith(".") && !/[。！？.]$/.test(chinese) ? `${chinese}。` : chinese;
   };
   /** Several sentences, where each is known, alone or with those that follow. */
   const sentences = (english) => {
@@ -115,7 +121,7 @@ var Language = (() => {
   };
   /** Parts with dots between them, or a list whose parts are all known. */
   const listed = (english) => {
-    const mark = [" · ", " › "].find((each) => english.includes(each));
+    const mark = [" · ", " › ", " = ", " × "].find((each) => english.includes(each));
     const parts = english.split(mark ?? ", ");
     if (parts.length < 2) return null;
     const known = parts.map((part) => translated(part) ?? (NAME.test(part) ? part : null));

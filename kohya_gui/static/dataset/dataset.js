@@ -192,7 +192,7 @@ Studio.dataset = (() => {
     return [
       view,
       el("div", { class: "cell-line" }, el("span", { class: "cell-name", title: image.path }, ImageDetail.nameOf(image.path)), el("span", { class: "cell-facts" }, `${image.size ? image.size.join("x") : "?"} ${bucketText}${repeats}${image.mask_key ? " · mask" : ""}${image.cached ? " · cached" : ""}`)),
-      el("div", { class: "cell-caption" }, marks.length ? el("span", { class: "cell-marks" }, `${marks.map(Marks.words).join(", ")} `) : null, image.caption),
+      el("div", { class: "cell-caption" }, marks.length ? el("span", { class: "cell-marks" }, `${marks.map(Marks.words).join(", ")} `) : null, el("span", { translate: "no" }, image.caption)),
     ];
   };
   const detail = () => ImageDetail.show(refs.detail, grid.active(), { ways: grid.active() ? ways() : [] });

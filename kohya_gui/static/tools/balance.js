@@ -103,7 +103,7 @@ var Balance = (() => {
       const silent = total - said.size;
       sections.push([subject, silent ? `${silent} of ${total} captions do not say` : "", rows.filter(([, found]) => found.length)]);
       const unsaid = rows.filter(([, found]) => !found.length).map(([kind]) => kind);
-      if (unsaid.length) never.push(`${subject.toLowerCase()}: ${unsaid.join(", ")}`);
+      if (unsaid.length) never.push(`${Language.text(subject).toLowerCase()}: ${unsaid.map(Language.text).join(", ")}`);
     }
     const tags = new Map();
     for (const image of trained) for (const tag of new Set(image.caption.split(separator || ",").map((each) => each.trim()).filter(Boolean))) tags.set(tag, (tags.get(tag) ?? []).concat(image));
@@ -126,7 +126,7 @@ var Balance = (() => {
       bar.style.width = `${(100 * found.length) / total}%`;
       return el("li", {}, button(name, select, { class: "link", title: "Select these images" }), el("span", { class: "share", "aria-hidden": "true" }, bar), el("span", {}, String(found.length)));
     };
-    const section = ([title, remark, rows]) => el("section", {}, el("h3", {}, title), remark ? el("p", { class: "quiet" }, remark) : "", el("ul", {}, ...rows.map(row)));
+    const section = ([title, remark, rows]) => el("section", {}, el("h3", {}, title), remark ? el("p", { class: "quiet" }, remark) : "", el("ul", { translate: title === "Tags" ? "no" : null }, ...rows.map(row)));
     const missing = never.length ? `No caption mentions ${never.join("; ")}. A model learns least about what it never sees.` : "";
     dialog.append(
       Studio.closer(dialog),

@@ -80,6 +80,7 @@ MODULES = (
     ("sd_scripts/tools", "doctor/*.py"),
 )
 """Folders of modules with texts of the page, and messages about settings."""
+COUNTED = re.compile(r"""\bcounted\([^"'\n]*["'](\w+[^\Ws])["']\)""")
 INLINE = ("a", "b", "code", "em", "i", "kbd", "button")
 ATTRIBUTES = ("title", "aria-label", "placeholder", "alt", "label")
 
@@ -170,9 +171,13 @@ def _plain(text: str) -> str:
 # Python
 
 
-def python_literals(source: str) -> Iterator[str]:
-    """Yield the strings of a module, without docstrings."""
-    tree = ast.parse(source)
+@functools.cache
+def python_literals(file: Path) -> tuple[str, ...]:
+    """Return the strings of a module, without docstrings."""
+    return tuple(_literals(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def _literals(tree: ast.Module) -> Iterator[str]:
     left = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -257,7 +262,12 @@ def _trimmed(text: str) -> str:
     return re.sub(r"\{\d+\}", lambda _: f"{{{next(count)}}}", text)
 
 
-def _of_scripts() -> Iterator[tuple[str, str, str]]:
+@functools.cache
+def _of_scripts() -> tuple[tuple[str, str, str], ...]:
+    return tuple(_each_script())
+
+
+def _each_script() -> Iterator[tuple[str, str, str]]:
     for file in sorted((GUI / "static").rglob("*.js")):
         if "vendor" not in file.parts:
             for literal, before in script_literals(file.read_text(encoding="utf-8")):
@@ -268,7 +278,7 @@ def _of_modules(folder: Path, pattern: str = "**/*.py") -> Iterator[tuple[str, s
     for file in sorted(folder.glob(pattern)):
         name = file.relative_to(ROOT).as_posix()
         if not name.startswith(TERMINAL):
-            for literal in python_literals(file.read_text(encoding="utf-8")):
+            for literal in python_literals(file):
                 yield name, literal
 
 
@@ -302,10 +312,17 @@ def _of_presets() -> Iterator[tuple[str, str]]:
             yield "presets", title[:1].upper() + title[1:]
 
 
+def _of_counts() -> Iterator[tuple[str, str]]:
+    """Yield the numbers with a noun that `counted` writes."""
+    for file in (*(GUI / "static").rglob("*.js"), *GUI.rglob("*.py"), *(ROOT / "sd_scripts").rglob("*.py")):
+        for noun in COUNTED.findall(file.read_text(encoding="utf-8")):
+            yield "counts", f"{{1}} {noun}s"
+
+
 def texts() -> dict[str, list[str]]:
     """Return the texts that the page shows: file, or what they are -> texts."""
     found: dict[str, dict[str, None]] = {}
-    for source, literal in (*_of_options(), *_of_presets(), *(("Gradio", text) for text in GRADIO)):
+    for source, literal in (*_of_options(), *_of_presets(), *_of_counts(), *(("Gradio", text) for text in GRADIO)):
         found.setdefault(source, {}).update(dict.fromkeys(pieces(literal)))
     scripts = ((name, text) for name, text, before in _of_scripts() if not NO_TEXT_BEFORE.search(before))
     modules = (each for folder, pattern in MODULES for each in _of_modules(ROOT / folder, pattern))

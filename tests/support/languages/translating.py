@@ -7,13 +7,13 @@ from functools import cache
 VALUE = re.compile(r"\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 COUNTED = re.compile(
     r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|graph|group|crop|mask"
-    r"|token)s\b"
+    r"|token|layer|line|sample|size|tensor|video|warning)s\b"
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
 VALUES = "((?:(?![.!?] [A-Z]).)+?)"
 MAYBE = VALUES.replace("+?", "*?")
 KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]+)"
-PROSE = re.compile(r"[a-z]{2} [a-z]{2}")
+PROSE = re.compile(r"\b[a-z]{3,}\b.*\b[a-z]{3,}\b")
 SENTENCES = re.compile(r"(?<=[.!?]) (?=\S)|\n")
 
 
@@ -21,10 +21,12 @@ class Translating:
     """Whether texts are in a catalogue, as a whole or in parts."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        self._texts = {english for english in texts if not VALUE.search(english)}
-        self._patterns = {
-            english: (_pattern(english), _inner(english, texts[english])) for english in _most_specific(texts)
-        }
+        self._texts = set(texts)
+        self._patterns: dict[str, list[tuple[str, re.Pattern[str], list[int]]]] = {}
+        """First word, or an empty text -> texts with values, as in language.js."""
+        for english in _most_specific(texts):
+            pattern = english, _pattern(english), _inner(english, texts[english])
+            self._patterns.setdefault(_first_word(english), []).append(pattern)
         self.used: set[str] = set()
         """Texts of the catalogue that were found."""
         self.knows = cache(self._knows)
@@ -36,14 +38,12 @@ class Translating:
         if text in self._texts:
             self.used.add(text)
             return True
-        if text in self._patterns:
-            self.used.add(text)
-            return True
-        for english, (pattern, inner) in self._patterns.items():
-            match = pattern.fullmatch(text)
-            if match and all(self.knows(match[n].strip()) or not PROSE.search(match[n]) for n in inner):
-                self.used.add(english)
-                return True
+        for word in (text.split(" ", 1)[0], ""):
+            for english, pattern, inner in self._patterns.get(word, ()):
+                match = pattern.fullmatch(text)
+                if match and all(self.knows(match[n].strip()) or not PROSE.search(match[n]) for n in inner):
+                    self.used.add(english)
+                    return True
         return False
 
     def _sentences(self, text: str) -> bool:
@@ -72,6 +72,11 @@ class Translating:
         return False
 
 
+def _first_word(english: str) -> str:
+    words = VALUE.split(english)[0]
+    return words.split(" ", 1)[0] if " " in words else ""
+
+
 def _most_specific(texts: Iterable[str]) -> list[str]:
     """Return the texts with values, those with the most words of their own first."""
     return sorted(filter(VALUE.search, texts), key=lambda text: len(VALUE.sub("", text)), reverse=True)
@@ -93,7 +98,9 @@ def _pattern(english: str) -> "re.Pattern[str]":
         if counted:
             words = words.replace(re.escape(f" {counted[1]}s"), re.escape(f" {counted[1]}") + "s?", 1)
         joined = before is not None and re.search(r"^$|[^\s\"'(:=]$", before)
-        kind = r"([\d.,]+|\{\d+\})" if counted else KEY if value[0] != "{" else MAYBE if joined else VALUES
+        kind = (
+            r"([\d.,]+(?: to [\d.,]+)?|\{\d+\})" if counted else KEY if value[0] != "{" else MAYBE if joined else VALUES
+        )
         parts.append(f"{kind}{words}")
         before = text
     return re.compile("".join(parts), re.DOTALL)
