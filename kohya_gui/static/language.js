@@ -43,7 +43,9 @@ var Language = (() => {
     location.reload();
   });
   if (!isChinese) return { text: (english) => english, english: (element) => element.textContent, visit: () => {} };
-  document.documentElement.lang = CHINESE;
+  const root = document.documentElement;
+  root.dataset.language = CHINESE;
+  root.lang = CHINESE;
 
   // From English to Chinese
 
@@ -270,13 +272,14 @@ var Language = (() => {
       else if (type === "characterData") visit(target);
       else if (!(/** @type {Element} */ (target).closest("[translate=no]"))) translateAttributes(target);
     }
+    if (root.lang !== CHINESE) root.lang = CHINESE; // Gradio sets the browser's
     observer.takeRecords(); // of what was written here
   });
   const start = async () => {
     learn(await ask(`language/${CHINESE}`));
-    for (const [name, words] of Object.entries(IN_STYLES)) document.documentElement.style.setProperty(name, `"${text(words)}"`);
-    observer.observe(document.documentElement, { subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: ATTRIBUTES });
-    visit(document.documentElement);
+    for (const [name, words] of Object.entries(IN_STYLES)) root.style.setProperty(name, `"${text(words)}"`);
+    observer.observe(root, { subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: [...ATTRIBUTES, "lang"] });
+    visit(root);
   };
   start().catch(() => {}); // it stays English
   return { text, english, visit };

@@ -178,12 +178,15 @@ def python_literals(file: Path) -> tuple[str, ...]:
 
 
 def _literals(tree: ast.Module) -> Iterator[str]:
-    left = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            left |= {id(part) for part in ast.walk(node) if isinstance(part, ast.Constant) and part in node.values}
-            left |= {id(part.format_spec) for part in node.values if isinstance(part, ast.FormattedValue)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    left: set[int] = set()
+    for node in nodes:
+        if isinstance(node, ast.Expr):
+            left.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            left.update(id(part) for part in node.values)
+            left.update(id(part.format_spec) for part in node.values if isinstance(part, ast.FormattedValue))
+    for node in nodes:
         if id(node) in left:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

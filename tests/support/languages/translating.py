@@ -22,10 +22,10 @@ class Translating:
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = set(texts)
-        self._patterns: dict[str, list[tuple[str, re.Pattern[str], list[int]]]] = {}
+        self._patterns: dict[str, list[tuple[str, str, re.Pattern[str], list[int]]]] = {}
         """First word, or an empty text -> texts with values, as in language.js."""
         for english in _most_specific(texts):
-            pattern = english, _pattern(english), _inner(english, texts[english])
+            pattern = english, _longest(english), _pattern(english), _inner(english, texts[english])
             self._patterns.setdefault(_first_word(english), []).append(pattern)
         self.used: set[str] = set()
         """Texts of the catalogue that were found."""
@@ -39,8 +39,8 @@ class Translating:
             self.used.add(text)
             return True
         for word in (text.split(" ", 1)[0], ""):
-            for english, pattern, inner in self._patterns.get(word, ()):
-                match = pattern.fullmatch(text)
+            for english, words, pattern, inner in self._patterns.get(word, ()):
+                match = pattern.fullmatch(text) if words in text else None
                 if match and all(self.knows(match[n].strip()) or not PROSE.search(match[n]) for n in inner):
                     self.used.add(english)
                     return True
@@ -75,6 +75,11 @@ class Translating:
 def _first_word(english: str) -> str:
     words = VALUE.split(english)[0]
     return words.split(" ", 1)[0] if " " in words else ""
+
+
+def _longest(english: str) -> str:
+    """Return words that a text must contain: comparing these first is quick."""
+    return max((words for words in VALUE.split(english) if not COUNTED.search(words)), key=len)
 
 
 def _most_specific(texts: Iterable[str]) -> list[str]:

@@ -1,0 +1,99 @@
+"""The page in Chinese, where the browser or the switch asks for it; and in English, where it costs nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kohya_gui.app import OTHER_TABS
+from kohya_gui.languages.language_routes import catalogue
+from sd_scripts.options.spec import OptionGroup
+from sd_scripts.settings.catalog import FAMILY_TITLES
+from sd_scripts.settings.family_options import each_option
+from tests.browser.page_help import SLOW, Gui, expect, settled
+from tests.support.languages import page_texts
+
+ENGLISH = r"""() => {
+  const found = new Set();
+  const isEnglish = (text) => /[a-z]{2}/i.test(text) && !/\p{Script=Han}/u.test(text);
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const { data, parentElement } = walk.currentNode;
+    if (isEnglish(data) && parentElement.offsetParent && !parentElement.closest("script, style, code, pre, [translate=no]"))
+      found.add(data.trim());
+  }
+  return [...found];
+}"""
+"""Texts that are seen and have no Chinese word in them."""
+NAMES = {"SD Scripts Studio", "LoRA", "LoRAs", "DreamBooth", "MIT", "OpenRAIL++-M", "CFG scale", "(--ss)"}
+
+
+@pytest.fixture(scope="module")
+def chinese(chromium: Any, gui: Gui) -> Iterator[Any]:
+    """A page in a browser whose user prefers Chinese."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000}, locale="zh-CN", reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(SLOW)
+    page.goto(gui.address)
+    expect(page.locator("#train-train_data_dir")).to_be_visible()
+    expect(page.get_by_text("还没有训练").first).to_be_visible()
+    yield page
+    context.close()
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a name, which is the same in Chinese."""
+    known = {*NAMES, *FAMILY_TITLES.values(), *page_texts.LEFT, *_choices(OptionGroup)}
+    return text in known or catalogue("zh-CN").get(text) == text or bool(page_texts.NAME.fullmatch(text))
+
+
+def _choices(of: type[OptionGroup]) -> Iterator[str]:
+    for group in of.__subclasses__():
+        yield from (str(choice) for option in each_option(group) for choice in option.choices)
+        yield from _choices(group)
+
+
+def test_no_tab_has_an_english_text(chinese: Any) -> None:
+    english = {}
+    for tab in OTHER_TABS:
+        chinese.locator(f"#{tab}-button").click()
+        expect(chinese.locator(f"#{tab}[role=tabpanel]")).to_be_visible()
+        settled(chinese, f"#{tab}[role=tabpanel]")
+        english[tab] = [text for text in chinese.evaluate(ENGLISH) if not is_name(text) and "/" not in text]
+    assert {tab: texts for tab, texts in english.items() if texts} == {}
+
+
+def test_the_form_in_chinese_has_its_keys_and_values(chinese: Any) -> None:
+    chinese.locator("#lora-button").click()
+    chinese.get_by_text("全部设置", exact=True).click()
+    field = chinese.locator("#lora-network_alpha")
+    expect(field).to_contain_text("network_alpha")
+    expect(field).to_contain_text("LoRA 按 Alpha / 网络维度 缩放")
+    assert field.locator("em").all_text_contents() == ["Alpha", "网络维度"]
+    assert chinese.locator("#lora-optimizer_type input").input_value() == "AdamW"
+
+
+def test_the_search_finds_chinese_words(chinese: Any) -> None:
+    chinese.keyboard.press("Control+k")
+    chinese.locator("#settings-search input").first.fill("梯度累积")
+    expect(chinese.locator("#search-hit-0")).to_contain_text("梯度累积步数")
+    chinese.keyboard.press("Escape")
+
+
+def test_the_switch_is_remembered_and_an_english_page_loads_no_catalogue(chinese: Any) -> None:
+    asked: list[str] = []
+    chinese.on("request", lambda request: asked.append(request.url))
+    chinese.locator("#language-switch").click()
+    expect(chinese.locator("#lora-start")).to_have_text("Start training")
+    assert not [url for url in asked if "/language/" in url]
+    expect(chinese.locator("#language-switch")).to_have_text("中文", use_inner_text=True)
+    chinese.locator("#language-switch").click()
+    expect(chinese.locator("#lora-start")).to_have_text("开始训练")
+    assert chinese.evaluate("document.documentElement.lang") == "zh-CN"
+
+
+def test_the_browser_translates_every_text_of_the_catalogue(chinese: Any) -> None:
+    """Those with values, too; the rules in Python are tested with the texts in the code."""
+    texts = {english: words for english, words in catalogue("zh-CN").items() if "{" not in words and "`" not in english}
+    shown = chinese.evaluate("(texts) => texts.map(Language.text)", list(texts))
+    assert [english for english, words in zip(texts, shown, strict=True) if words != texts[english]] == []
