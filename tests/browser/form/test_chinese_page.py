@@ -19,8 +19,8 @@ ENGLISH = r"""() => {
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const { data, parentElement } = walk.currentNode;
-    if (isEnglish(data) && parentElement.offsetParent && !parentElement.closest("script, style, code, pre, [translate=no]"))
-      found.add(data.trim());
+    const isLeft = parentElement.closest("script, style, code, pre, [translate=no]");
+    if (isEnglish(data) && parentElement.offsetParent && !isLeft) found.add(data.trim());
   }
   return [...found];
 }"""
