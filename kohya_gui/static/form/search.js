@@ -264,7 +264,7 @@
     } catch (error) {
       return detail.replaceChildren(Studio.complaint(error));
     }
-    if (!all.length) all = Ranking.entries(index, tab);
+    if (!all.length) all = Ranking.entries(index, tab, Language.text);
     const family = document.querySelector(`#${tab}-family input:checked`)?.closest("label")?.textContent.trim();
     write(place, [index.tabs[tab].title, family].filter(Boolean).join(" · "));
     look(0);

@@ -2,14 +2,15 @@
 var Ranking = (() => {
   const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
   const squeezed = (text) => wordsOf(text).join("");
-  const inBoth = (texts) => [...new Set(texts.flatMap((text) => [text, Language.text(text)]))];
   /** Whether a word contains another: anywhere in Chinese, which has no spaces between words. */
   const HAN = /\p{Script=Han}/u;
   const isIn = (word, typed) => word.startsWith(typed) || (HAN.test(typed) && word.includes(typed));
   const plain = (text) => text.replace(/[*`]/g, "");
 
-  /** The settings of a tab in the order of its form, then those that only other tabs have. */
-  const entries = (index, tab) => {
+  /** The settings of a tab in the order of its form, then those that only other tabs have. They are found in English and
+   * in the language into which `translated` brings a text. */
+  const entries = (index, tab, translated = (text) => text) => {
+    const inBoth = (texts) => [...new Set(texts.flatMap((text) => [text, translated(text)]))];
     const found = new Map();
     for (const place of [tab, ...Object.keys(index.tabs)])
       for (const { id, title, panels, names, more } of index.tabs[place].sections)
