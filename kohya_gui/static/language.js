@@ -20,6 +20,8 @@ var Language = (() => {
   const VALUE = /\{(\w+)(!?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, `code`, an option's key
   const VALUES = "((?:(?![.!?] [A-Z]).)+?)"; // a value ends with its sentence
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
+  const LONGEST = 500; // characters of a text with values: matching takes long in a long text
+  const MOST_SENTENCES = 20;
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
   const PROSE = /\b[a-z]{3,}\b.*\b[a-z]{3,}\b/;
   const MAYBE = VALUES.replace("+?", "*?");
@@ -53,6 +55,8 @@ var Language = (() => {
   const patterns = new Map(); // first word -> texts with values; "" -> those that begin with a value
   const capitalised = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
   const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+  /** Words that a text must contain, which is quicker to see than a match. */
+  const longest = (between) => between.filter((part) => !COUNTED.test(part)).reduce((one, other) => (other.length > one.length ? other : one), "");
   const pattern = (english, chinese) => {
     const names = [...english.matchAll(VALUE)].map(([name]) => name.replace("!", ""));
     const between = english.split(/\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/);
@@ -63,7 +67,7 @@ var Language = (() => {
       const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : VALUES) : KEY;
       return i ? `${value}${words}` : words;
     });
-    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length };
+    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between) };
   };
   const learn = (catalogue) => {
     for (const [english, chinese] of Object.entries(catalogue)) {
@@ -93,9 +97,10 @@ var Language = (() => {
   const whole = (english) => {
     const same = texts.get(english);
     if (same != null) return same;
+    if (english.length > LONGEST) return null;
     for (const word of [english.split(/\s/, 1)[0], ""])
       for (const each of patterns.get(word) ?? []) {
-        const match = each.regex.exec(english);
+        const match = english.includes(each.longest) ? each.regex.exec(english) : null;
         const chinese = match && filled(each, match.slice(1));
         if (chinese != null) return chinese;
       }
@@ -108,6 +113,7 @@ var Language = (() => {
   /** Several sentences, where each is known, alone or with those that follow. */
   const sentences = (english) => {
     const parts = english.split(/(?<=[.!?]) (?=\S)|\n/);
+    if (parts.length > MOST_SENTENCES) return null;
     let chinese = "";
     for (let start = 0, end; start < parts.length; start = end) {
       for (end = parts.length; end > start; end--) {

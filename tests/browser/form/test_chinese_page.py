@@ -97,3 +97,11 @@ def test_the_browser_translates_every_text_of_the_catalogue(chinese: Any) -> Non
     texts = {english: words for english, words in catalogue("zh-CN").items() if "{" not in words and "`" not in english}
     shown = chinese.evaluate("(texts) => texts.map(Language.text)", list(texts))
     assert [english for english, words in zip(texts, shown, strict=True) if words != texts[english]] == []
+
+
+def test_a_long_text_of_someone_else_is_left_and_holds_nothing_up(chinese: Any) -> None:
+    """Matched with all texts that have values, this one would take a minute."""
+    text = "x is not y; " * 200
+    took = "(text) => { const start = performance.now(); Language.text(text); return performance.now() - start; }"
+    assert chinese.evaluate("Language.text", text) == text
+    assert chinese.evaluate(took, f"{text}.") < 1000
