@@ -58,7 +58,7 @@ WATERMARK, MASKED = 24, 32
 """Pixels of the watermark in the upper left corner, and of the corner that is not trained: no shape reaches it."""
 SHORT: dict[str, Any] = {"reg_data_dir": "", "max_train_steps": 300}
 QUIET: dict[str, Any] = {"compile": False, "sample_at_first": False, "sample_every_n_steps": 0, "sample_prompts": ""}
-FLAGS = {"sdxl": ("--scale=3", "--steps=24"), "flux": (f"--t5xxl_max_token_length={T5_LENGTH}", "--steps=16")}
+FLAGS = {"sdxl": ("--scale=2", "--steps=24"), "flux": (f"--t5xxl_max_token_length={T5_LENGTH}", "--steps=16")}
 """How images are generated."""
 
 

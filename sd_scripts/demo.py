@@ -50,7 +50,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 }
 """Options of the demo by method; the family adds its own and `make` the paths."""
 FAMILIES = [card.name for card in cards()]
-DEFAULT = next(family for family in FAMILIES if trained.has(family))
+DEFAULT = next(card.name for card in cards() if card.page.demo_first and trained.has(card.name))
 
 
 def demo_folder(family: str) -> Path:
@@ -76,7 +76,8 @@ def make(folder: Path, family: str = DEFAULT, method: str = "lora") -> Path:
         return make_untrained(folder, family, method)
     folder = new_folder(folder)
     paths = {**trained.copy_model(family, folder), **trained.write_data(family, folder)}
-    return write_settings(folder, family, method, paths, {**trained.OPTIONS, **trained.OF_METHOD[method]})
+    own = card_of(family).page.trained_demo if method == "lora" else {}
+    return write_settings(folder, family, method, paths, {**trained.OPTIONS, **trained.OF_METHOD[method], **own})
 
 
 def make_untrained(folder: Path, family: str, method: str = "lora") -> Path:

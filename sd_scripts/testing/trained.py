@@ -53,8 +53,9 @@ def copy_model(family: str, folder: Path) -> dict[str, Path]:
 
 
 def options_of(family: str) -> list[str]:
-    """Return the options that name the files of this family."""
-    return sorted({component.option for component in card_of(family).files.components})
+    """Return the options that name the files of this family's trained miniature."""
+    options = {component.option for component in card_of(family).files.components}
+    return sorted(option for option in options if (FILES / family / file_name(family, option)).is_file())
 
 
 def file_name(family: str, option: str) -> str:

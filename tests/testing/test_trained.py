@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from sd_scripts import demo
+from sd_scripts.families.cards.registry import cards
 from sd_scripts.testing import trained
 from sd_scripts.testing.shapes import SHAPES, ZORB, random_scene, recognize, words, write_scenes, zorb_scene
 
@@ -37,6 +38,10 @@ def test_captions_name_what_is_drawn_and_no_colour_of_a_zorb(tmp_path: Path) -> 
 def test_the_base_model_has_no_word_for_a_zorb() -> None:
     assert ZORB not in words()
     assert set(SHAPES) < set(words())
+
+
+def test_a_demo_that_names_no_family_trains_the_one_that_is_to_be_first() -> None:
+    assert [card.name for card in cards() if card.page.demo_first and trained.has(card.name)] == [demo.DEFAULT]
 
 
 @pytest.mark.parametrize("family", [name for name in demo.FAMILIES if trained.has(name)])

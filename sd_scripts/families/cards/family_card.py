@@ -254,6 +254,10 @@ class PageCard:
     """Options of the demo in addition to the common ones."""
     demo_prompts: str = ""
     """Options at the end of the demo's prompts, such as --s 16."""
+    demo_first: bool = False
+    """Whether the demo trains this family unless another is named."""
+    trained_demo: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the demo of a LoRA on the trained miniature, where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,28 @@
 """The Simple view in real Chromium: it leads to a run, and is a view of the form's settings."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.settings.reading import from_values
 from tests.browser.page_help import SMALL, TELLS, TRAINING, expect, field, variant
 from tests.browser.test_page_width import SCROLLS_SIDEWAYS, WIDTHS
+from tests.support.hub.files import ModelSite
 from tests.support.scripts import SDXL_LORA
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = Any
+COUNTS = """() => {
+  Object.assign(window, { clicks: 0, fields: new Set() });
+  addEventListener("click", ({ detail }) => (window.clicks += detail > 0), true);
+  addEventListener("input", ({ target, isTrusted }) => isTrusted && window.fields.add(target), true);
+}"""
+"""Counts the clicks of a mouse and the fields that something is typed into."""
 
 
 @pytest.fixture
@@ -74,8 +83,17 @@ def flat(demo: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def downloadable(hub: ModelSite, demo: Path) -> str:
+    """The miniature, as the file of SDXL that the Hub has; its name."""
+    listed = card_of("sdxl").hub.files[0]
+    hub.files[f"{listed.repo}/{listed.file}"] = Path(read_toml(demo)["pretrained_model_name_or_path"]).read_bytes()
+    return listed.file
+
+
 @pytest.mark.usefixtures("stranger")
-def test_a_folder_and_a_model_are_enough_for_a_run(simple: Page, demo: Path, flat: Path) -> None:
+def test_images_are_all_that_a_newcomer_needs_for_a_run(simple: Page, downloadable: str, flat: Path) -> None:
+    """On a machine without a model: at most 12 clicks and 4 typed fields."""
     settled(simple)
     expect(card(simple, "Images")).to_contain_text("Choose the folder with your images.")
     expect(card(simple, "Model")).to_contain_text("Choose the file of the base model.")
@@ -83,9 +101,19 @@ def test_a_folder_and_a_model_are_enough_for_a_run(simple: Page, demo: Path, fla
     expect(simple.locator("#lora-message")).to_contain_text("2 problems")
     expect(entered(simple, "pretrained_model_name_or_path")).to_be_focused()
     assert tabs_to_start(simple) <= 20
+    simple.evaluate(COUNTS)
     enter(simple, "train_data_dir", flat)
     expect(simple.locator(".train-strip img")).to_have_count(12)
-    enter(simple, "pretrained_model_name_or_path", read_toml(demo)["pretrained_model_name_or_path"])
+    card(simple, "Model").get_by_text("Get models…").click()
+    models = simple.locator("[data-models]")
+    expect(models.locator("[data-action=get-missing]")).to_be_visible()
+    # not the home of whoever tests
+    models.get_by_label("Save in").evaluate("(field, folder) => (field.value = folder)", str(flat.parent / "models"))
+    models.locator("[data-action=get-missing]").click()
+    expect(models.locator(".models-download")).to_contain_text("Done")
+    models.locator("[data-action=use-all]").click()
+    settled(simple)
+    assert Path(value(simple, "pretrained_model_name_or_path")).name == downloadable
     expect(card(simple, "Images").locator(".train-body")).to_be_hidden()
     expect(card(simple, "Images")).to_contain_text("12 images in my cats")
     assert (value(simple, "num_repeats"), value(simple, "output_name")) == ("12", "my_cats")
@@ -101,6 +129,10 @@ def test_a_folder_and_a_model_are_enough_for_a_run(simple: Page, demo: Path, fla
     expect(run.locator(".run-name")).to_contain_text("my_cats")
     expect(card(simple, "How").locator(".train-body")).to_be_hidden()
     expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    clicks, fields = simple.evaluate("[clicks, fields.size]")
+    assert clicks <= 12
+    assert fields <= 4
+    shutil.rmtree(flat.parent / "models")  # the next newcomer has none either
     (folder,) = (flat.parent / "out" / "runs").iterdir()
     started = read_toml(folder / "config.toml")
     assert started["sample_every_n_epochs"] == 1

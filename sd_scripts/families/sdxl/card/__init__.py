@@ -139,6 +139,8 @@ CARD = FamilyCard(
             "textual_inversion": "Your embedding. To use it, put it into <b>models/embeddings</b> (ComfyUI, "
             "<code>embedding:name</code> in a prompt) or <b>embeddings</b> (WebUI, its file name in a prompt).",
         },
+        demo_prompts="--l 2 --s 24",
+        trained_demo={"learning_rate": 4e-3, "network_dim": 32, "network_alpha": 32.0, "min_snr_gamma": 5.0},
         kohya=KOHYA,
     ),
 )
