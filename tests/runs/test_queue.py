@@ -347,10 +347,10 @@ RunQueue(RunStore(Path(sys.argv[1]))).add(planned)
 """
 
 
-def gui(program: str, *words: Any) -> "subprocess.Popen[bytes]":
+def gui(program: str, *words: Any, **pipes: int) -> "subprocess.Popen[bytes]":
     """Another process that uses the store."""
     argv = [sys.executable, "-c", program, *map(str, words)]
-    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)})
+    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)}, **pipes)
 
 
 def test_a_run_whose_secret_is_lost_with_the_gui_waits_and_lets_others_pass(place: Place):
@@ -374,6 +374,7 @@ queue.open()
 while True:
     time.sleep(0.05)
 """
+STARTS_THEM_AT_A_WORD = STARTS_THEM.replace("queue =", "print('ready', flush=True); sys.stdin.readline()\nqueue =")
 COUNTS = """
 import os, sys
 with open(os.path.join(sys.argv[1], "starts"), "a") as file:
@@ -386,8 +387,15 @@ def test_two_guis_on_one_store_start_every_run_once(place: Place):
     plans = [place.plan(COUNTS, gpus=str(gpu % 3)) for gpu in range(12)]
     for plan in plans:
         queue.store.update(queue.add(plan), owner="a GUI that is gone")
-    guis = [gui(STARTS_THEM, queue.store.path) for _ in range(3)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    guis = [gui(STARTS_THEM_AT_A_WORD, queue.store.path, **pipes) for _ in range(3)]
     try:
+        for each in guis:  # all of them have imported what they need
+            assert each.stdout
+            each.stdout.readline()
+        for each in guis:
+            assert each.stdin
+            each.stdin.close()
         wait_for(lambda: over(queue))
     finally:
         for each in guis:
@@ -828,7 +836,7 @@ def test_a_run_that_ended_unobserved_is_rebuilt_correctly(place: Place):
     queue.close()  # before it is terminated
     watched = queue.watch(id)
     watched.end_now()
-    wait_for(lambda: not watched.alive)
+    wait_for(lambda: watched.refresh().over)
     delete_list(queue.store)
     rebuilt = RunStore(queue.store.path).row(id)
     assert (rebuilt.state, rebuilt.error) == ("stopped", watched.refresh().failure["error"])

@@ -101,10 +101,11 @@ var BulkEdits = (() => {
     return refs.box;
   };
   const show = (selection) => {
+    const isSame = selection.length === chosen.length && selection.every((path, i) => path === chosen[i]);
     chosen = selection;
     if (!refs) return;
     refs.count.textContent = chosen.length ? `of ${chosen.length} selected` : "of all images";
-    if (digest) stale();
+    if (digest && !isSame) stale(); // a preview stays while the grid is drawn anew
   };
   return { box, show, chosen: () => chosen };
 })();

@@ -19,12 +19,12 @@ ENGLISH = r"""() => {
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const { data, parentElement } = walk.currentNode;
-    const isLeft = parentElement.closest("script, style, code, pre, [translate=no]");
+    const isLeft = parentElement.closest("script, style, code, pre, [translate=no], .result-panel");
     if (isEnglish(data) && parentElement.offsetParent && !isLeft) found.add(data.trim());
   }
   return [...found];
 }"""
-"""Texts that are seen and have no Chinese word in them."""
+"""Texts that are seen and have no Chinese word in them, but for results of jobs that other tests started."""
 NAMES = {"SD Scripts Studio", "LoRA", "LoRAs", "DreamBooth", "MIT", "OpenRAIL++-M", "CFG scale", "(--ss)"}
 
 
