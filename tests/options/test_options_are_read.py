@@ -51,10 +51,11 @@ def names_in(source: str) -> Names:
 @functools.cache
 def outside() -> dict[Path, Names]:
     """The modules that may read options: all of the training backend but the options and what checks or translates
-    them, and the launcher. Two modules of settings/ read some for the others."""
+    them, and the launchers. Two modules of settings/ read some for the others."""
     package = ROOT / "sd_scripts"
     declared = {*(package / "options").rglob("*.py"), *(package / "settings").rglob("*.py")}
     reading = {package / "settings" / name for name in ("generate_settings.py", "quantization.py")}
+    reading |= set((package / "settings" / "launching").glob("*.py"))
     modules = [path for path in package.rglob("*.py") if path not in declared - reading]
     return {path: names_in(path.read_text()) for path in (*modules, ROOT / "kohya_gui/runs/launch_command.py")}
 

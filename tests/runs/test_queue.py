@@ -390,7 +390,7 @@ def test_two_guis_on_one_store_start_every_run_once(place: Place):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     guis = [gui(STARTS_THEM_AT_A_WORD, queue.store.path, **pipes) for _ in range(3)]
     try:
-        for each in guis:  # all of them have imported what they need
+        for each in guis:  # all of them have imported the queue
             assert each.stdout
             each.stdout.readline()
         for each in guis:

@@ -105,7 +105,7 @@ var BulkEdits = (() => {
     chosen = selection;
     if (!refs) return;
     refs.count.textContent = chosen.length ? `of ${chosen.length} selected` : "of all images";
-    if (digest && !isSame) stale(); // a preview stays while the grid is drawn anew
+    if (digest && !isSame) stale(); // a preview stays when the grid is drawn again
   };
   return { box, show, chosen: () => chosen };
 })();
