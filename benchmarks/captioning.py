@@ -39,7 +39,7 @@ CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 HEIGHTS = (1024, 832)
-"""Of all images, and of those of the last batch, in pixels."""
+"""Height of the images in pixels: in most batches, and in the last one."""
 
 
 def qwen3_vl(folder: Path) -> PreTrainedConfig:

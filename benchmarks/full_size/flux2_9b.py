@@ -1,4 +1,4 @@
-"""FLUX.2 klein 9B with random weights, and the runs that the benchmark times with it: those of 4B."""
+"""FLUX.2 klein 9B with random weights; the benchmark times the same runs as with 4B."""
 
 from pathlib import Path
 
