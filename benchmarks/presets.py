@@ -29,7 +29,7 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.epochs import BatchShape
 from sd_scripts.families.cards.registry import preset_family
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.planning.memory import LATENTS, TEXT, MemoryPlan, plan_memory
+from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Script
@@ -128,8 +128,8 @@ def line(preset: Preset, run: ObservedRun | None = None, result: str = "", used_
     ]
     if run:
         cells += [
-            _gib(max((used for phase, used in run.phases.items() if phase in (LATENTS, TEXT)), default=0)),
-            _gib(max((used for phase, used in run.phases.items() if phase not in (LATENTS, TEXT)), default=0)),
+            _gib(run.allocated_caching),
+            _gib(run.allocated),
             _gib(max((event.get("reserved", 0) for event in run.events), default=0)),
             _gib(max((used for _, used in run.gpu), default=used_before) - used_before),
             f"{1000 * statistics.median(run.timed):.0f}" if run.timed else "",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.planning.memory import LATENTS, TEXT
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.training.process.parent_watchdog import TIMED
@@ -22,6 +23,7 @@ WARM_UP = 10
 """Steps before the timed ones; with several buckets they meet most of them."""
 OF_STEPS = ("compiling", "training")
 """Phases with which the first step begins."""
+CACHING = (LATENTS, TEXT)
 POLL = 0.2
 """Seconds between two looks at a run."""
 GIB = 2**30
@@ -56,8 +58,13 @@ class Run:
 
     @property
     def allocated(self) -> int:
-        """Peak bytes of tensors on the GPU in the whole run, caching included."""
-        return max(self.phases.values(), default=0)
+        """Peak bytes of tensors on the GPU outside of caching."""
+        return max((used for phase, used in self.phases.items() if phase not in CACHING), default=0)
+
+    @property
+    def allocated_caching(self) -> int:
+        """Peak bytes of tensors on the GPU while latents and text are cached; 0 if none are."""
+        return max((used for phase, used in self.phases.items() if phase in CACHING), default=0)
 
     @property
     def phases(self) -> dict[str, int]:

@@ -139,6 +139,7 @@ def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
         "images/s": "20.00",
         "TFLOP/s": "40",
         "GiB allocated": "3.00",
+        "GiB caching": "4.00",
         "GiB in use": "5.00",
         "GPU busy": "70 %",
         "CPU ms": "150",
@@ -157,7 +158,13 @@ def seen_run(seconds: float, vram: int, busy: float) -> ObservedRun:
     steps: list[dict[str, Any]] = [{"kind": "step", "step": 1, "seconds": 9.0, "loss": 1.0, "vram": GIB}] * WARM_UP
     steps += [{"kind": "step", "step": 2, "seconds": seconds, "loss": 0.5, "vram": vram}] * 10
     events = [
-        {"kind": "phase", "name": "compiling", "time": 103.0},  # blocks are made ready, then a trial save takes 2 s
+        {"kind": "phase", "name": "caching latents"},
+        {
+            "kind": "phase",
+            "name": "compiling",
+            "time": 103.0,
+            "vram": 4 * GIB,
+        },  # blocks are made ready, then a trial save takes 2 s
         {"kind": "started", "images_per_step": 4},
         {"kind": "phase", "name": "compiling", "time": 105.0},
         {"kind": "phase", "name": "compiling", "time": 107.0, "note": "7 of about 14 graphs"},

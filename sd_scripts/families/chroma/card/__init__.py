@@ -6,6 +6,7 @@ from sd_scripts.families.chroma.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.chroma.card.hub_files import FILES
 from sd_scripts.families.chroma.card.memory_facts import MEMORY
 from sd_scripts.families.chroma.card.options import RECOMMENDED
+from sd_scripts.families.chroma.card.speeds import SPEEDS
 from sd_scripts.families.flux.card import CARD as FLUX
 from sd_scripts.families.flux.card import limit_of
 from sd_scripts.families.flux.card.options import FluxModelOptions
@@ -76,7 +77,7 @@ CARD = replace(
     ),
     text_limit=lambda settings, variant: limit_of(settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTH),
     model_remarks=lambda settings, variant: (),
-    plan=replace(FLUX.plan, speeds=(), memory=MEMORY),
+    plan=replace(FLUX.plan, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(steps=30, scale=4.0),
     recognition=replace(
         FLUX.recognition,

@@ -1,12 +1,13 @@
 """How much memory Chroma takes, as counted: FLUX.1's blocks without their modulation layers.
 
-Activations are not measured yet: they are FLUX.1's, whose blocks have the same widths.
+Activations of eager steps are as measured on an H200. All others are FLUX.1's, whose blocks have the same widths.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from sd_scripts.families.cards.memory_facts import Growing
 from sd_scripts.families.flux.card.memory_facts import DOUBLE_BLOCK, MLP_WIDTH, SINGLE_BLOCK, WIDTH, swap_counts
 from sd_scripts.families.flux.card.memory_facts import MEMORY as FLUX
 from sd_scripts.options.spec import OptionValues
@@ -48,4 +49,8 @@ MEMORY = replace(
     },
     swapped=swapped,
     units=tokens,
+    activations=replace(
+        FLUX.activations,
+        eager=Growing(6_100_000, 5e7),
+    ),
 )
