@@ -85,7 +85,7 @@ def test_a_recorded_lora_trains_identically_without_a_compiler(
 ) -> None:
     """With two captions in each batch and none padded: Qwen-Image gives attention a mask only for several captions,
     or in a run with `compile`, which pads them."""
-    monkeypatch.setattr("sd_scripts.families.qwen_image.text.STEP", 1)
+    monkeypatch.setattr("sd_scripts.families.common.encoders.captions.STEP", 1)
     run = train(each_miniature, tmp_path / "run", **COMPILED, compile_backend="cudagraphs", train_batch_size=2)
     same(run, train(each_miniature, tmp_path / "plain", **PLAIN, train_batch_size=2))
     assert run.events_of("compile")[-1:] == [] or not run.events_of("compile")[-1].get("graphs")

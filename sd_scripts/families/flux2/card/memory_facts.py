@@ -1,7 +1,4 @@
-"""How much memory FLUX.2 klein takes, as counted, and its activations as measured on an H200.
-
-Those with checkpointing are not measured yet: they follow from FLUX.1's by the widths of the layers.
-"""
+"""How much memory FLUX.2 klein takes, as counted, and its activations as measured on an H200."""
 
 from __future__ import annotations
 
