@@ -298,14 +298,14 @@ class _Run:
         if not self.full:
             return self.trained * FULL
         copies = temporary = 0
-        if self.held == HALF and not (self.is_adamw or self.optimizer.factored):
+        if self.held == HALF and not (self.optimizer.updates_halves or self.optimizer.factored):
             copies = 2 * FULL  # weight and gradient, of one block at a time
             temporary = TEMPORARY * FULL * self.facts.largest_weight
         if self.optimizer.one_rate:
             return self.trained * (self.compute + copies) + temporary
         if self.fused:
             return self.facts.largest_block * (self.compute + copies) + temporary
-        reads_copies = self.is_adamw and self.training.mixed_precision != "fp16"
+        reads_copies = self.optimizer.updates_halves and self.training.mixed_precision != "fp16"
         of_value = self.compute if reads_copies or self.held == self.compute else FULL
         return self.trained * of_value + self.facts.largest_block * copies + temporary
 

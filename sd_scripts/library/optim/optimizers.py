@@ -5,12 +5,14 @@ group is a tensor, which schedulers fill in place.
 """
 
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sd_scripts.library.optim import adamw_8bit
 from sd_scripts.library.optim.key_values import class_by_path, key_values
 from sd_scripts.library.optim.merged_adamw import MergedAdamW
 from sd_scripts.library.optim.partitioned_optimizer import Group, PartitionedOptimizer
@@ -31,6 +33,9 @@ if plain := getattr(Optimizer.add_param_group, "__wrapped__", None):
 
 TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capturable")
 """AdamW arguments that RoundingAdamW does not support; giving one selects torch's AdamW."""
+BITSANDBYTES_ADAMW = "bitsandbytes.optim.AdamW8bit"
+BITSANDBYTES_ONLY = ("amsgrad", "optim_bits", "min_8bit_size", "is_paged")
+"""AdamW8bit arguments that ours does not support; giving one selects bitsandbytes'."""
 
 
 def is_rounding_adamw(options: OptimizerOptions) -> bool:
@@ -55,7 +60,8 @@ def make_optimizer(
 ) -> Optimizer:
     """Return the optimizer over `groups`; a group without `lr` gets learning_rate.
 
-    With `rounding` or `copies`, AdamW is RoundingAdamW unless an argument wants torch's; other optimizers ignore these.
+    With `rounding` or `copies`, AdamW is RoundingAdamW unless an argument wants torch's. AdamW8bit is ours unless an
+    argument wants bitsandbytes', or only bitsandbytes has kernels for the GPU. Other optimizers ignore both.
     The parameters must already be on the training device. Raises ValueError for an unknown name, a missing package and
     arguments that the optimizer does not accept.
     """
@@ -69,6 +75,12 @@ def make_optimizer(
         kind = RoundingAdamW
         more = {"seed": seed, "copies": copies}
         del arguments["fused"]
+    elif name == "AdamW8bit":
+        ours = _is_own_adamw_8bit(arguments, groups)
+        if ours:
+            more = {"seed": seed, "copies": copies}
+        else:
+            kind = _class(known_optimizer(BITSANDBYTES_ADAMW))
     elif name == "Adafactor":
         more = {"seed": seed}
     if known_optimizer(name).one_rate:
@@ -101,8 +113,8 @@ def class_names(options: OptimizerOptions) -> set[str]:
 
 
 def class_name(kind: type) -> str:
-    """Return the full name of a class, as states record it."""
-    return without_own_module(f"{kind.__module__}.{kind.__qualname__}")
+    """Return the full name of a class as states record it: of the class whose states it reads and writes."""
+    return getattr(kind, "state_class", "") or without_own_module(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def without_own_module(name: str) -> str:
@@ -187,6 +199,13 @@ def set_hyperparameters(optimizer: Optimizer, groups: Iterable[Group]) -> None:
                 group[name].fill_(value)
             else:
                 group[name] = value
+
+
+def _is_own_adamw_8bit(arguments: Mapping[str, Any], groups: Iterable[Group]) -> bool:
+    if not arguments.keys().isdisjoint(BITSANDBYTES_ONLY):
+        return False
+    devices = {parameter.device for group in groups for parameter in group["params"] if parameter.is_cuda}
+    return all(adamw_8bit.kernels_on(device) for device in devices) or not find_spec("bitsandbytes")
 
 
 def _plain(value: Any) -> Any:

@@ -31,6 +31,8 @@ class ParamUpdate(NamedTuple):
     step: int
     """Number of this update of the weight, from 1."""
     number: int
+    absmax: tuple[Tensor, Tensor] | None = None
+    """The scales of moments in 8 bits, one for each block."""
 
 
 class Hyperparams(NamedTuple):
@@ -49,8 +51,8 @@ class _Plan(NamedTuple):
 
     addresses: list[Any]
     """The addresses that the plan was made for; it is invalid for any others."""
-    tables: Any
-    """Kernel tables for the weights that the kernels support, or None."""
+    tables: list[Any]
+    """Kernel tables for the weights that the kernels support."""
     others: list[tuple[Tensor, int]]
     """Weights updated by plain PyTorch, with their indices."""
     trainable: list[Tensor]
@@ -64,6 +66,8 @@ class RoundingAdamW(Optimizer):
 
     known_as = "torch.optim.adamw.AdamW"
     rounds_weights = True
+    moment_names = ("exp_avg", "exp_avg_sq")
+    """Entries of the state."""
     clip_factor: Tensor | None = None
     """0-dim float32 on the device: multiplies gradients, such as for clipping, without an extra pass. At 0 they count
     as 0 even where they are non-finite."""
@@ -152,8 +156,8 @@ class RoundingAdamW(Optimizer):
 
     def _set_steps(self, plans: Sequence[_Plan]) -> None:
         for group, plan in zip(self.param_groups, plans, strict=True):
-            if plan.tables:
-                plan.tables.set_steps(self._next_step, group["betas"])
+            for table in plan.tables:
+                table.set_steps(self._next_step, group["betas"])
 
     def _next_step(self, weight: Tensor) -> int:
         return int(self.state[weight]["step"]) + self._replays + 1
@@ -163,12 +167,12 @@ class RoundingAdamW(Optimizer):
         for group, plan in zip(self.param_groups, plans, strict=True):
             shared = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "seed")}
             hyper = Hyperparams(**shared, factor=self.clip_factor)
-            if plan.tables:
-                plan.tables.update(hyper)
+            for table in plan.tables:
+                table.update(hyper)
             for weight, number in plan.others:
                 grad = self.gradient(weight)
                 assert grad is not None
-                _update(self._param_update(weight, grad, number), hyper)
+                self._update(self._param_update(weight, grad, number), hyper)
 
     def _count(self, plans: Sequence[_Plan], steps: int) -> None:
         for plan in plans:
@@ -186,7 +190,7 @@ class RoundingAdamW(Optimizer):
         """Return the norm of all gradients that the next step uses: 0-dim float32, on their device, without waiting."""
         squares: list[Tensor] = []
         for plan in self._plans():
-            squares += plan.tables.squares() if plan.tables else []
+            squares += [part for table in plan.tables for part in table.squares()]
             grads = [grad for weight, _ in plan.others if (grad := self.gradient(weight)) is not None]
             squares += [norm.square().view(1) for norm in torch._foreach_norm(grads, 2, torch.float32)] if grads else []
         return torch.cat(squares).sum().sqrt() if squares else torch.zeros(())
@@ -213,61 +217,78 @@ class RoundingAdamW(Optimizer):
     def _plan(self, weights: list[Tensor], grads: list[Tensor | None], begin: int, addresses: list[Any]) -> _Plan:
         pairs = enumerate(zip(weights, grads, strict=True), begin)
         updates = [self._param_update(weight, grad, i) for i, (weight, grad) in pairs if grad is not None]
-        kernels = stochastic_rounding.kernels_on(updates[0].weight.device) if updates else None
         fitting = [
             update
             for update in updates
-            if kernels and same_layout(update.weight, update.grad, update.exp_avg, update.exp_avg_sq, update.copy)
+            if same_layout(update.weight, update.grad, update.exp_avg, update.exp_avg_sq, update.copy)
         ]
-        numbers = {update.number for update in fitting}
+        tables = self._tables(fitting, updates[0].weight.device) if fitting else []
+        numbers = {update.number for update in fitting} if tables else set()
         return _Plan(
             addresses=addresses,
-            tables=kernels.Tables(fitting) if kernels and fitting else None,
+            tables=tables,
             others=[(update.weight, update.number) for update in updates if update.number not in numbers],
             trainable=[update.weight for update in updates],
         )
+
+    def _tables(self, updates: list[ParamUpdate], device: torch.device) -> list[Any]:
+        """Return kernel tables for all these updates; none if there are no kernels."""
+        kernels = stochastic_rounding.kernels_on(device)
+        return [kernels.Tables(updates)] if kernels else []
 
     def _param_update(self, weight: Tensor, grad: Tensor, number: int) -> ParamUpdate:
         state = self.state[weight]
         if not state:
             state["step"] = 0  # a Python number, so that reading it never waits for the device
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(weight, dtype=MOMENTS[weight.dtype])
+            state |= self._first_moments(weight)
         copy = self.copies.get(weight) if self.copies else None
-        return ParamUpdate(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, self._next_step(weight), number)
+        moments = (state[name] for name in self.moment_names)
+        absmax = (state["absmax1"], state["absmax2"]) if "absmax1" in state else None
+        return ParamUpdate(weight, grad, *moments, copy, self._next_step(weight), number, absmax)
+
+    def _first_moments(self, weight: Tensor) -> dict[str, Tensor]:
+        """Return the state before the first step, without its number."""
+        return {name: torch.zeros_like(weight, dtype=MOMENTS[weight.dtype]) for name in self.moment_names}
 
     def state_dict(self) -> dict[str, Any]:
         self._count_replays()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        # torch would cast all tensors to the weight's dtype
+        steps = {number: {"step": saved["step"]} for number, saved in state_dict["state"].items()}
+        super().load_state_dict({**state_dict, "state": steps})
         self._plan_cache.clear()
         self._recorded = []
         self._replays = 0
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for number, saved in state_dict["state"].items():
-            weight = weights[number]
-            if MOMENTS[weight.dtype] != weight.dtype:  # torch has cast the moments to it
-                for name in ("exp_avg", "exp_avg_sq"):
-                    self.state[weight][name] = saved[name].to(weight.device, MOMENTS[weight.dtype])
+            self.state[weights[number]] |= self._loaded_moments(weights[number], saved)
+
+    def _loaded_moments(self, weight: Tensor, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return a saved state without its step, on the device."""
+        return {name: saved[name].to(weight.device, MOMENTS[weight.dtype]) for name in self.moment_names}
+
+    def _update(self, update: ParamUpdate, hyper: Hyperparams) -> None:
+        """Update one weight with plain PyTorch."""
+        weight, exp_avg, exp_avg_sq = update.weight.float(), update.exp_avg.float(), update.exp_avg_sq.float()
+        advance(weight, exp_avg, exp_avg_sq, update, hyper)
+        changed = ((update.weight, weight), (update.exp_avg, exp_avg), (update.exp_avg_sq, exp_avg_sq))
+        for part, (held, value) in enumerate(changed):
+            if value is not held:  # float32 was changed in place
+                round_stochastically(value, held, Key(hyper.seed, update.step, update.number, part))
+        if update.copy is not None:
+            update.copy.copy_(weight)
 
 
-def _update(update: ParamUpdate, hyper: Hyperparams) -> None:
-    """Update one weight with plain PyTorch."""
+def advance(weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, update: ParamUpdate, hyper: Hyperparams) -> None:
+    """Compute the update of a weight and its moments, float32, in place."""
     beta1, beta2 = hyper.betas
     grad = update.grad.float()
     if hyper.factor is not None:
         grad = (grad * hyper.factor).where(hyper.factor > 0, 0.0)
-    weight, exp_avg, exp_avg_sq = update.weight.float(), update.exp_avg.float(), update.exp_avg_sq.float()
     weight.mul_(1 - hyper.lr * hyper.weight_decay)
     exp_avg.lerp_(grad, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     spread = exp_avg_sq.sqrt().div_((1 - beta2**update.step) ** 0.5).add_(hyper.eps)
     weight.sub_((exp_avg / spread).mul_(hyper.lr / (1 - beta1**update.step)))
-    changed = ((update.weight, weight), (update.exp_avg, exp_avg), (update.exp_avg_sq, exp_avg_sq))
-    for part, (held, value) in enumerate(changed):
-        if value is not held:  # float32 was changed in place
-            round_stochastically(value, held, Key(hyper.seed, update.step, update.number, part))
-    if update.copy is not None:
-        update.copy.copy_(weight)

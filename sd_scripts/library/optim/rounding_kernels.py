@@ -1,11 +1,14 @@
 """RoundingAdamW on the GPU: one launch for all weights of the same dtypes, one pass over memory."""
 
+from __future__ import annotations
+
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 import torch
 import triton
@@ -21,10 +24,16 @@ ROUNDS = tl.constexpr(7)
 """Philox rounds: the fewest that pass all tests of randomness (Salmon et al. 2011, table 2)."""
 VECTOR = tl.constexpr(16)
 """Bytes of a vectorized memory access, used where all addresses and sizes are multiples of it."""
-SIZE, COLUMNS = 5, 7
-"""A row has the addresses of weight, grad, exp_avg, exp_avg_sq and copy, then size and index."""
+SIZE, COLUMNS = 5, 9
+"""A row has the addresses of weight, grad, exp_avg, exp_avg_sq and copy, then size and index, then the addresses of the
+moments' scales."""
 
-_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_TYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.uint8: tl.uint8,
+}
 
 
 @triton.jit
@@ -61,7 +70,7 @@ def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
 
 
 @triton.jit
-def _pointer(row, column: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
+def pointer(row, column: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
     pointer = tl.load(row + column).to(tl.pointer_type(kind))
     if aligned:
         pointer = tl.multiple_of(pointer, VECTOR)
@@ -78,7 +87,7 @@ def _square(table, chunks, sums, grad_type: tl.constexpr, aligned: tl.constexpr,
     if aligned:
         left = tl.multiple_of(left, VECTOR)
     at = tl.arange(0, 2 * LANES)
-    grad = tl.load(_pointer(row, 1, grad_type, aligned) + begin + at, mask=at < left, other=0.0).to(tl.float32)
+    grad = tl.load(pointer(row, 1, grad_type, aligned) + begin + at, mask=at < left, other=0.0).to(tl.float32)
     tl.store(sums + tl.program_id(0), tl.sum(grad * grad))
 
 
@@ -115,10 +124,10 @@ def _update(  # type: ignore[no-untyped-def]
     left = tl.minimum(tl.load(row + 5) - begin, 2 * LANES).to(tl.int32)
     if aligned:
         left = tl.multiple_of(left, VECTOR)
-    weights = _pointer(row, 0, weight_type, aligned) + begin
-    grads = _pointer(row, 1, grad_type, aligned) + begin
-    firsts = _pointer(row, 2, moment_type, aligned) + begin
-    seconds = _pointer(row, 3, moment_type, aligned) + begin
+    weights = pointer(row, 0, weight_type, aligned) + begin
+    grads = pointer(row, 1, grad_type, aligned) + begin
+    firsts = pointer(row, 2, moment_type, aligned) + begin
+    seconds = pointer(row, 3, moment_type, aligned) + begin
     if rate_at is not None:
         rate = tl.load(rate_at)
     step = tl.load(step_at)
@@ -145,7 +154,7 @@ def _update(  # type: ignore[no-untyped-def]
         second = beta2 * second + rest2 * grad * grad
         weight = weight * keep - step_size * first / (tl.sqrt(second) * second_factor + eps)
         if copy_type is not None:
-            tl.store(_pointer(row, 4, copy_type, aligned) + begin + at, weight.to(copy_type), mask=inside)
+            tl.store(pointer(row, 4, copy_type, aligned) + begin + at, weight.to(copy_type), mask=inside)
         if weight_type != tl.float32:
             bits = bits0 if half == 0 else bits2
             more = bits1 if half == 0 else bits3
@@ -161,13 +170,14 @@ class Tables:
     """The addresses of weights and of their updates' inputs; valid as long as none of them moves. All tensors of a
     weight must be dense and share their memory order."""
 
-    def __init__(self, jobs: Iterable[ParamUpdate]):
+    def __init__(self, jobs: Iterable[ParamUpdate], part: type[Part] | None = None):
+        """`part`: launches another kernel."""
         alike: defaultdict[object, list[ParamUpdate]] = defaultdict(list)
         for job in jobs:
             if job.weight.numel():
                 copy = None if job.copy is None else job.copy.dtype
                 alike[job.weight.device, job.weight.dtype, job.grad.dtype, copy, job.step].append(job)
-        self._parts = [part for group in alike.values() for part in _parts(group)]
+        self._parts = [each for group in alike.values() for each in _parts(group, part or Part)]
 
     def set_steps(self, step_of: Callable[[Tensor], int], betas: tuple[float, float]) -> None:
         """Set which step the next update is, of each weight; `step_of` returns it. Graphs that are replayed read it."""
@@ -185,7 +195,7 @@ class Tables:
 
 
 @dataclass(kw_only=True)
-class _Part:
+class Part:
     """The weights of one kernel launch."""
 
     table: Tensor
@@ -219,40 +229,48 @@ class _Part:
         return sums
 
     def update(self, rates: Hyperparams) -> None:
+        with torch.cuda.device(self.table.device):
+            _update[(len(self.chunks),)](*self.inputs(rates), moment_type=self.moment_type, **self.constants())
+
+    def inputs(self, rates: Hyperparams) -> tuple[Any, ...]:
+        """Return the arguments of a kernel from `table` to `seed`."""
         beta1, beta2 = (float(beta) for beta in rates.betas)
         held = isinstance(rates.lr, Tensor) and rates.lr.is_cuda
-        with torch.cuda.device(self.table.device):
-            _update[(len(self.chunks),)](
-                self.table,
-                self.chunks,
-                self._step,
-                self._factors,
-                0.0 if held else float(rates.lr),
-                rates.lr if held else None,
-                rates.factor,
-                beta1,
-                1 - beta1,
-                beta2,
-                1 - beta2,
-                float(rates.eps),
-                float(rates.weight_decay),
-                rates.seed,
-                weight_type=self.weight_type,
-                grad_type=self.grad_type,
-                moment_type=self.moment_type,
-                copy_type=self.copy_type,
-                aligned=self.aligned,
-                columns=COLUMNS,
-            )
+        return (
+            self.table,
+            self.chunks,
+            self._step,
+            self._factors,
+            0.0 if held else float(rates.lr),
+            rates.lr if held else None,
+            rates.factor,
+            beta1,
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            float(rates.eps),
+            float(rates.weight_decay),
+            rates.seed,
+        )
+
+    def constants(self) -> dict[str, Any]:
+        """Return the arguments for which a kernel is compiled."""
+        return {
+            "weight_type": self.weight_type,
+            "grad_type": self.grad_type,
+            "copy_type": self.copy_type,
+            "aligned": self.aligned,
+            "columns": COLUMNS,
+        }
 
 
-def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
+def _parts(jobs: list[ParamUpdate], part: type[Part]) -> Iterator[Part]:
     """Yield the launches for updates that differ only in their addresses: aligned ones, then the others."""
     rows, one = _rows(jobs), jobs[0]
     aligned = (rows[:, : SIZE + 1] % VECTOR.value == 0).all(1)
     for chosen, is_aligned in ((rows[aligned], True), (rows[~aligned], False)):
         if len(chosen):
-            yield _Part(
+            yield part(
                 table=_to_device(chosen, one.weight.device),
                 chunks=_chunks(tuple(chosen[:, SIZE].tolist()), one.weight.device),
                 aligned=is_aligned,
@@ -274,6 +292,7 @@ def _rows(jobs: list[ParamUpdate]) -> Tensor:
         [0 if job.copy is None else job.copy.data_ptr() for job in jobs],
         [job.weight.numel() for job in jobs],
         [job.number for job in jobs],
+        *([job.absmax[n].data_ptr() if job.absmax else 0 for job in jobs] for n in range(2)),
     )
     # through an array, because torch.tensor takes milliseconds for a whole model's numbers
     numbers = array("q", chain.from_iterable(columns))

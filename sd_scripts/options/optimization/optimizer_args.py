@@ -52,18 +52,23 @@ def _is_switch(value: Any) -> bool:
 AMOUNT = _is_amount, "a number of at least 0"
 SWITCH = _is_switch, "True or False"
 OF_BOTH = {"weight_decay": AMOUNT, **dict.fromkeys(("maximize", "foreach", "differentiable", "fused"), SWITCH)}
+BETAS = _are_betas, "two numbers of at least 0 and below 1, such as (0.9, 0.99)"
 TAKEN: dict[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "adamw": {
-        "betas": (_are_betas, "two numbers of at least 0 and below 1, such as (0.9, 0.99)"),
+        "betas": BETAS,
         "eps": AMOUNT,
         "amsgrad": SWITCH,
         "capturable": SWITCH,
         **OF_BOTH,
     },
+    "adamw8bit": {
+        **{"betas": BETAS, "eps": AMOUNT, "weight_decay": AMOUNT},
+        **{"amsgrad": SWITCH, "optim_bits": AMOUNT, "min_8bit_size": AMOUNT, "is_paged": SWITCH},
+    },
     "sgdnesterov": {"momentum": AMOUNT, "dampening": (_is_number, "a number"), "nesterov": SWITCH, **OF_BOTH},
 }
-"""Lower-case optimizer_type -> the arguments of PyTorch's own optimizers, each with its test and its description. Only
-the packages know the others' arguments."""
+"""Lower-case optimizer_type -> the arguments of PyTorch's own optimizers and of AdamW8bit, each with its test and its
+description. Only the packages know the others' arguments."""
 
 
 def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:

@@ -30,6 +30,8 @@ class KnownOptimizer:
     capturable: bool = False
     """Its step can be recorded in a CUDA graph if it is fused: it reads nothing from the device, and what differs
     between two steps is on the device."""
+    updates_halves: bool = False
+    """Updates half-precision weights without float32 copies of them, and refreshes the copies of float32 masters."""
     installed: bool = True
     """Its package is in requirements.txt, and it is tested."""
 
@@ -72,8 +74,14 @@ _prodigyplus = replace(
 _nesterov = {"nesterov": True, "momentum": 0.9}
 
 OPTIMIZERS: dict[str, KnownOptimizer] = {
-    "AdamW": replace(_torch, arguments={"fused": True}, capturable=True),
-    "AdamW8bit": replace(_bitsandbytes, path="bitsandbytes.optim.AdamW8bit", state_bytes=2.04),
+    "AdamW": replace(_torch, arguments={"fused": True}, capturable=True, updates_halves=True),
+    "AdamW8bit": KnownOptimizer(
+        path="sd_scripts.library.optim.adamw_8bit.AdamW8bit",
+        small_rates=True,
+        state_bytes=2.04,
+        capturable=True,
+        updates_halves=True,
+    ),
     **{
         name: replace(_bitsandbytes, path=f"bitsandbytes.optim.{name}", state_bytes=0)
         for name in ("PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "PagedLion8bit")
