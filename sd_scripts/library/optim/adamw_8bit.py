@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sd_scripts.library.kernels.triton_kernels import built_for
 from sd_scripts.library.optim import stochastic_rounding
-from sd_scripts.library.optim.blockwise import blocks_of, dequantize, levels, quantize
+from sd_scripts.library.optim.blockwise import BLOCK, blocks_of, dequantize, levels, quantize
 from sd_scripts.library.optim.rounding_adamw import Hyperparams, ParamUpdate, RoundingAdamW, advance
 from sd_scripts.library.optim.stochastic_rounding import Key, round_stochastically
 
@@ -105,10 +105,9 @@ def kernels_on(device: torch.device) -> Any:
     """Return the kernel module for this device, or None to use plain PyTorch."""
 
     def attempt(kernels: Any) -> None:
-        moments = (torch.zeros(SMALLEST, dtype=torch.uint8, device=device) for _ in range(2))
-        scales = (torch.zeros(SMALLEST // 256, device=device), torch.zeros(SMALLEST // 256, device=device))
-        weight = torch.zeros(SMALLEST, dtype=torch.bfloat16, device=device)
-        table = kernels.Tables8bit([ParamUpdate(weight, torch.zeros_like(weight), *moments, None, 1, 0, scales)])
+        weight = torch.zeros(BLOCK, dtype=torch.bfloat16, device=device)
+        codes, scale = weight.to(torch.uint8), weight[:1].float()
+        table = kernels.Tables8bit([ParamUpdate(weight, weight, codes, codes, None, 1, 0, (scale, scale))])
         table.set_steps(lambda weight: 1, (0.9, 0.999))
         table.update(Hyperparams(0.0, (0.9, 0.999), 1e-8, 0.0, 0, None))
 

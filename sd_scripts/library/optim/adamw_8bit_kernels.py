@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -39,10 +38,7 @@ def _quantize(value, scale, limits, signed: tl.constexpr):  # type: ignore[no-un
     parts = tl.exp2(DECADES_BUT_ONE - below + (0.0 if signed else 1.0))
     part = tl.floor((size * tl.exp2(below * 3.32192809489) - 0.1) * (1.0 / 0.9) * parts)
     rank = parts + tl.minimum(tl.maximum(part, 0.0), parts - 1.0)  # of the level among the positive ones
-    if signed:
-        guess = tl.where(scaled < 0.0, ZERO - rank, ZERO + rank)
-    else:
-        guess = rank - 1.0
+    guess = tl.where(scaled < 0.0, ZERO - rank, ZERO + rank) if signed else rank - 1.0
     guess = tl.minimum(tl.maximum(guess, 0.0), 254.0).to(tl.int32)
     guess = tl.minimum(tl.maximum(guess, 0), 254)  # NaN may have become any number
     above = scaled > tl.load(limits + guess)
@@ -76,7 +72,7 @@ def _update(  # type: ignore[no-untyped-def]
     aligned: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """As rounding_kernels' kernel; `levels` and `limits` are those of each moment's codes."""
+    """As rounding_kernels' kernel, with the levels of each moment and their limits, the thresholds between them."""
     chunk = tl.load(chunks + tl.program_id(0))
     row = table + (chunk >> 32) * columns
     chunk = chunk & 0xFFFFFFFF
@@ -140,14 +136,8 @@ class _Part8bit(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._maps = [
-            tensor
-            for signed in (True, False)
-            for tensor in (
-                levels(self.table.device, signed=signed),
-                thresholds(levels(self.table.device, signed=signed)),
-            )
-        ]
+        first, second = (levels(self.table.device, signed=signed) for signed in (True, False))
+        self._maps = (first, thresholds(first), second, thresholds(second))
 
     def update(self, rates: Hyperparams) -> None:
         with torch.cuda.device(self.table.device):

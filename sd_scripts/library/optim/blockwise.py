@@ -47,6 +47,6 @@ def quantize(values: Tensor, of_levels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, absmax: Tensor, of_levels: Tensor) -> Tensor:
-    """Return what quantize has stored, float32 of the shape of `codes`."""
+    """Return the values that quantize has stored, float32 of the shape of `codes`."""
     scales = absmax.repeat_interleave(BLOCK)[: codes.numel()]
     return of_levels[codes.int()] * scales.view(codes.shape)

@@ -242,9 +242,9 @@ class RoundingAdamW(Optimizer):
             state["step"] = 0  # a Python number, so that reading it never waits for the device
             state |= self._first_moments(weight)
         copy = self.copies.get(weight) if self.copies else None
-        moments = (state[name] for name in self.moment_names)
+        exp_avg, exp_avg_sq = (state[name] for name in self.moment_names)
         absmax = (state["absmax1"], state["absmax2"]) if "absmax1" in state else None
-        return ParamUpdate(weight, grad, *moments, copy, self._next_step(weight), number, absmax)
+        return ParamUpdate(weight, grad, exp_avg, exp_avg_sq, copy, self._next_step(weight), number, absmax)
 
     def _first_moments(self, weight: Tensor) -> dict[str, Tensor]:
         """Return the state before the first step, without its number."""

@@ -184,7 +184,7 @@ def test_partitions_of_half_precision_weights_resume_exactly() -> None:
 
 
 def test_300_steps_end_at_the_loss_of_adamw() -> None:
-    """A layer of 64 outputs learns what another computes, as near as with moments in float32."""
+    """A layer is trained to the outputs of a second one, with moments in 8 bits by both and in float32."""
 
     def loss(make: Any) -> float:
         layer, target = (nn.Linear(128, 64) for _ in range(2))
