@@ -47,6 +47,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "int8": {"quantize_base": "int8"},
     "nf4": {"quantize_base": "nf4"},
     "bf16": {"mixed_precision": "bf16"},
+    "adamw8bit": {"optimizer_type": "AdamW8bit"},
     "without_prior": {"reg_data_dir": ""},
     "masked": {"masked_loss": True},
     "unmasked": {},

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from benchmarks.full_size.common.rows import (
     ADAFACTOR,
+    ADAMW_8BIT,
     ADAPTERS,
     AUTOTUNED,
     CHECKPOINTING,
@@ -66,6 +67,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "swap24": COMPILED | CHECKPOINTING | {"blocks_to_swap": 24},
         "swap58": COMPILED | CHECKPOINTING | {"blocks_to_swap": 58},
         **ADAPTERS,
+        "adamw8bit": ADAMW_8BIT,
+        "adamw8bit_unrecorded": ADAMW_8BIT | UNRECORDED,
         "pivotal": TOKEN,
         "pivotal_graphs": GRAPHS | TOKEN,
     },
@@ -76,6 +79,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs": GRAPHS,
         "eager4": {"train_batch_size": 4},
         "compiled4": COMPILED | {"train_batch_size": 4},
+        "adamw8bit": ADAMW_8BIT,
+        "adamw8bit_unrecorded": ADAMW_8BIT | UNRECORDED,
         "graphs_masters": GRAPHS | {"full_bf16": False},
         "fused": FUSED,
         "fused_adafactor": ADAFACTOR,

@@ -8,6 +8,7 @@ GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
 UNRECORDED = {"record_steps": False}
 AUTOTUNED = {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}
 CHECKPOINTING = {"gradient_checkpointing": True}
+ADAMW_8BIT = {"optimizer_type": "AdamW8bit"}
 FUSED: dict[str, Any] = COMPILED | CHECKPOINTING | {"fused_backward_pass": True}
 ADAFACTOR: dict[str, Any] = FUSED | {
     "optimizer_type": "Adafactor",

@@ -80,6 +80,10 @@ class AdamW8bit(RoundingAdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class, or of bitsandbytes'. Raises ValueError if it does not fit."""
+        if "portions" in state_dict:  # of full_bf16 in 1.0.0, whose partitions this optimizer does not know
+            raise ValueError(
+                "its optimizer updated one block at a time; set optimizer_type = bitsandbytes.optim.AdamW8bit"
+            )
         states = {number: saved | saved.get(WRAPPED, {}) for number, saved in state_dict["state"].items()}
         super().load_state_dict({**state_dict, "state": states})
 

@@ -23,7 +23,7 @@ NEW_TORCH = f"reinstall PyTorch: {NEW_ENVIRONMENT}"
 RUNTIME = "; if that does not help, install the Microsoft Visual C++ Redistributable" if sys.platform == "win32" else ""
 COMPILE_OFF = "turn compile off, and attach the diagnostics to a bug report"
 NO_GRAPHS = "set compile_mode = default, and attach the diagnostics to a bug report"
-NO_8BIT = f"set optimizer_type = AdamW or Adafactor, or reinstall bitsandbytes: {NEW_ENVIRONMENT}"
+NO_8BIT = f"set optimizer_type = AdamW, AdamW8bit or Adafactor, or reinstall bitsandbytes: {NEW_ENVIRONMENT}"
 NO_FP8 = "turn fp8_compute off, and attach the diagnostics to a bug report"
 ANOTHER_CACHE = "set TORCHINDUCTOR_CACHE_DIR in the environment to a folder that you can write, with free space"
 NEWER_GPU = "use an RTX 20 or newer, or choose others with CUDA_VISIBLE_DEVICES in the environment"
@@ -237,18 +237,18 @@ def cuda_graph() -> Finding:
 
 def bitsandbytes() -> Finding:
     import torch
-    from bitsandbytes.optim.adamw import AdamW8bit
+    from bitsandbytes.optim.lion import Lion8bit
 
     g = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(128, 128, generator=g).to(_device()))
     before = weight.detach().clone()
     rate = 1e-2
     weight.square().sum().backward()
-    AdamW8bit([weight], lr=rate, weight_decay=0.0).step()
+    Lion8bit([weight], lr=rate, weight_decay=0.0).step()
     moved = float((before - weight.detach()).abs().mean())
-    if not 0.9 * rate < moved < 1.1 * rate:  # the first step of Adam moves each weight by the learning rate
-        return problem(f"A step of AdamW8bit moved weights by {moved:.3g} instead of {rate}", NO_8BIT)
-    return ok(f"bitsandbytes {metadata.version('bitsandbytes')}: a step of AdamW8bit is right ({_device().type})")
+    if not 0.9 * rate < moved < 1.1 * rate:  # each step of Lion moves each weight by the learning rate
+        return problem(f"A step of Lion8bit moved weights by {moved:.3g} instead of {rate}", NO_8BIT)
+    return ok(f"bitsandbytes {metadata.version('bitsandbytes')}: a step of Lion8bit is right ({_device().type})")
 
 
 def fp8() -> Finding:

@@ -121,6 +121,13 @@ def test_a_state_of_other_sizes_or_levels_is_refused() -> None:
         optimizer.load_state_dict(state)
 
 
+def test_a_state_of_bitsandbytes_over_single_blocks_names_the_optimizer_that_loads_it() -> None:
+    parameters = weights(torch.bfloat16)
+    blocks = PartitionedOptimizer([{"params": parameters, "lr": 1e-2}], TheirAdamW8bit, id, rounds=True, seed=0)
+    with pytest.raises(ValueError, match=r"set optimizer_type = bitsandbytes\.optim\.AdamW8bit"):
+        AdamW8bit(parameters).load_state_dict(blocks.state_dict())
+
+
 def test_bfloat16_weights_are_rounded_stochastically() -> None:
     weight = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
     optimizer = AdamW8bit([weight], lr=1e-4, weight_decay=0.0)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sd_scripts.library.optim.optimizers import description, eval_mode, make_optimizer, train_mode
+from sd_scripts.library.optim.recordable import ScalesGradients
 from sd_scripts.options.optimization.optimizer import OptimizerOptions, remarks
 from sd_scripts.options.optimization.optimizer_args import TAKEN
 from sd_scripts.options.optimization.optimizer_table import OPTIMIZERS
@@ -44,6 +45,14 @@ def test_each_package_of_the_table_is_among_the_requirements() -> None:
     lines = (Path(__file__).parents[3] / "requirements.txt").read_text().splitlines()
     required = {re.split(r"[=<>; \[]", line)[0].lower().replace("_", "-") for line in lines}
     assert {known.package for known in INSTALLED.values()} <= required
+
+
+def test_the_table_names_the_optimizers_that_round_weights_and_refresh_copies_themselves() -> None:
+    def rounds(name: str) -> bool:
+        half = nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16))
+        return isinstance(make_optimizer(named(name), [{"params": [half]}], rounding=True), ScalesGradients)
+
+    assert [name for name in INSTALLED if rounds(name)] == [n for n, known in INSTALLED.items() if known.updates_halves]
 
 
 def test_the_default_is_fused_adamw_with_a_tensor_as_rate_of_each_group() -> None:

@@ -99,7 +99,8 @@ def test_a_recorded_lora_trains_identically_without_a_compiler(
         {"gradient_checkpointing": True, "network_dropout": 0.0},
         {"network_train_unet_only": None, "cache_text_encoder_outputs": None, "mixed_precision": "no"},
         {"mixed_precision": "fp16"},
-        {"optimizer_type": "AdamW8bit"},  # whose kernels run on the default stream
+        {"optimizer_type": "AdamW8bit"},
+        {"optimizer_type": "Lion8bit"},  # whose kernels run on the default stream
         {"quantize_base": "nf4", "quantize_text_encoders": "nf4"},
     ],
     ids=lambda more: ",".join(more),
@@ -312,7 +313,8 @@ def same_state(run: Run, plain: Run) -> None:
         ({"network_type": "dora", "network_dim": 8}, 1),
         ({"network_args": ["ggpo_beta=0.01", "ggpo_sigma=0.03"]}, 1),
         ({"optimizer_type": "Prodigy", "learning_rate": 1.0}, 0),
-        ({"optimizer_type": "AdamW8bit"}, 0),
+        ({"optimizer_type": "AdamW8bit", "network_dim": 64}, 1),
+        ({"optimizer_type": "Lion8bit"}, 0),
         ({"optimizer_args": ["fused=False"]}, 0),
     ],
     ids=str,
@@ -334,6 +336,8 @@ def test_the_update_of_a_lora_is_recorded(
         ({"mixed_precision": "fp16"}, 1),
         ({**HALF, "use_ema": True, "max_grad_norm": 0.0}, 1),
         ({"use_ema": True, "lr_scheduler": "linear", "lr_warmup_steps": 5}, 1),
+        ({**HALF, "optimizer_type": "AdamW8bit"}, 1),
+        ({"optimizer_type": "AdamW8bit"}, 1),
         ({**HALF, "optimizer_type": "Adafactor"}, 0),
     ],
     ids=str,

@@ -93,12 +93,16 @@ def kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RoundingAdamW, "updates_by_kernels_alone", staticmethod(lambda plans: True))
 
 
+def eight_bits(folder: Path) -> Learner:
+    return full(folder, optimizer_type="AdamW8bit")
+
+
 def average(interval: int = 1) -> EmaOptions:
     return EmaOptions(use_ema=True, ema_update_interval=interval, ema_device="gpu")
 
 
 @pytest.mark.parametrize(
-    ("make", "shapes"), [*product([lora, full, halves, masters_of_another_optimizer], [ONE, SEVERAL])]
+    ("make", "shapes"), [*product([lora, full, halves, eight_bits, masters_of_another_optimizer], [ONE, SEVERAL])]
 )
 def test_a_recorded_update_trains_identically(
     make: Callable[[Path], Learner], shapes: list[tuple[int, ...]], tmp_path: Path
