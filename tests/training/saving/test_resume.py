@@ -111,6 +111,20 @@ def test_a_run_with_a_custom_optimizer_resumes_exactly(optimizer: str, any_minia
     assert equal(rest.tensors(), whole.tensors())
 
 
+def test_a_run_of_bitsandbytes_is_resumed_by_our_adamw_8bit_exactly_as_its_own(
+    any_miniature: Any, tmp_path: Path
+) -> None:
+    options = {"network_dim": 128, "learning_rate": 1e-3, "save_state": True, "max_train_steps": 4}
+    ours, theirs = {"optimizer_type": "AdamW8bit"}, {"optimizer_type": "bitsandbytes.optim.AdamW8bit"}
+    first = train(any_miniature, tmp_path / "first", save_every_n_steps=2, **options, **theirs)
+    rest = train(any_miniature, tmp_path / "rest", save_every_n_steps=3, resume=state_of(first, 2), **options, **ours)
+    assert rest.losses[0] == first.losses[2], "the loss before the first update"
+    assert rest.losses[1] == pytest.approx(first.losses[3], rel=1e-3)
+    own = train(any_miniature, tmp_path / "own", resume=state_of(rest, 3), **options, **ours)
+    assert own.losses == rest.losses[1:]
+    assert equal(own.tensors(), rest.tensors())
+
+
 def test_a_schedule_continues_where_it_was(any_miniature: Any, tmp_path: Path) -> None:
     options = {"lr_scheduler": "cosine", "lr_warmup_steps": 2, "save_state": True, "max_train_steps": 6}
     whole = train(any_miniature, tmp_path / "whole", save_every_n_steps=3, **options)
