@@ -50,15 +50,13 @@ class AdamW8bit(RoundingAdamW):
         return moments | scales | _maps(weight.device)
 
     def _tables(self, updates: list[ParamUpdate], device: torch.device) -> list[Any]:
+        kernels = kernels_on(device)
+        if not kernels:
+            return []
         quantized = [update for update in updates if update.absmax]
-        kernels = kernels_on(device) if quantized else None
-        if quantized and not kernels:
-            return []
-        plain = [update for update in updates if not update.absmax]
-        tables = super()._tables(plain, device) if plain else []
-        if plain and not tables:
-            return []
-        return [*tables, *([kernels.Tables8bit(quantized)] if kernels else [])]
+        small = [update for update in updates if not update.absmax]
+        tables = super()._tables(small, device) if small else []
+        return [*tables, kernels.Tables8bit(quantized)] if quantized else tables
 
     def _update(self, update: ParamUpdate, hyper: Hyperparams) -> None:
         if update.absmax is None:
