@@ -223,10 +223,19 @@ class AdapterNetwork:
             layer.scale_update(roots[layer.degree][number])
 
     def file_tensors(self, dtype: torch.dtype | None) -> Tensors:
-        """Return the file's tensors: masters on the CPU in `dtype` (None: unchanged), under their keys."""
+        """Return the file's tensors: masters on the CPU in `dtype` (None: unchanged), under their keys. Those that are
+        stored as they are trained are views of one buffer."""
         dtype = dtype or self.masters.dtype
+        memory = self.masters.untyped_storage().data_ptr()
+        buffer = self.masters.to("cpu", dtype, copy=True)  # thousands of small copies would take seconds on a busy CPU
+
+        def on_cpu(tensor: Tensor) -> Tensor:
+            if tensor.untyped_storage().data_ptr() == memory:
+                return buffer.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return tensor.to("cpu", dtype, copy=True)
+
         return {
-            f"{layer.name}.{ending}": tensor.to("cpu", dtype, copy=True)
+            f"{layer.name}.{ending}": on_cpu(tensor)
             for layer in self.layers_in_file
             for ending, tensor in layer.file_tensors().items()
         }

@@ -65,6 +65,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+STARTED_STEPS = 3
+"""Steps in which a run compiles and records, for which it needs the CPU; then the GPU is the busy one."""
+
 
 class Trainer:
     """Runs a training. The constructor prepares everything and raises ValueError for mistakes in the settings."""
@@ -111,15 +114,15 @@ class Trainer:
         self.train_state = new_train_state(context, self.trainable, self.train_plan, origin, start)
         if saved:
             load_state(saved, self.train_state)
-        writer = Writer(self.training_data, self.train_state, outputs, self.uploads)
-        self.saver = Saver(context, self.train_state, writer)
+        self.writer = Writer(self.training_data, self.train_state, outputs, self.uploads)
+        self.saver = Saver(context, self.train_state, self.writer)
         self.emergency = EmergencySaver(context, self.train_state, self.saver, lambda: self.reporter.nonfinite_steps)
         self.sigterm = SigtermWatcher(context, self.emergency.save_before_exit)
         self._choose_execution()
         optimizers.train_mode(self.train_state.optimizer)
 
         # what happens between steps
-        dry_save(context, self.train_state, writer)
+        dry_save(context, self.train_state, self.writer)
         self.validator = Validator(self.training_data, self.train_state, self.loss)
         self.sampler = Sampler(self.training_data, self.train_state)
         self.listener = CommandListener(context)
@@ -275,6 +278,8 @@ class Trainer:
     def _after_step(self) -> bool:
         """Save, validate, sample and obey commands where due; return whether to stop."""
         step = self.train_state.progress.step
+        if step == self.first + STARTED_STEPS:
+            self.writer.hash_base_files()
         with self.sigterm.consistent():  # another process may be in the middle of its step
             commands = self.listener.poll()
         if "stop" in commands:

@@ -111,6 +111,14 @@ def test_a_file_is_as_readable_as_others_of_this_process(tmp_path: Path) -> None
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
 
 
+def test_views_of_one_buffer_are_written_to_a_checkpoint_without_the_rest_of_it(tmp_path: Path) -> None:
+    one, other = torch.arange(8.0).split([6, 2])
+    save_model(tmp_path / "x.ckpt", {"one": one.view(2, 3), "other": other}, {})
+    read = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    assert read["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert (read["one"].untyped_storage().nbytes(), read["other"].untyped_storage().nbytes()) == (24, 8)
+
+
 def folder_of(path: Path, title: str) -> None:
     with saving(path), atomic_folder(path, "index.json") as folder:
         (folder / "index.json").write_text(title)

@@ -199,6 +199,10 @@ def test_the_file_contains_the_masters_in_the_requested_dtype(dtype: torch.dtype
     assert tensors["0.lora_down.weight"].shape == (3, 3, 3, 3)
     assert tensors["0.lora_up.weight"].shape == (6, 3, 1, 1)
     assert tensors["1.lora_down.weight"].shape == (1, 6, 1, 1)
+    copied = {tensor.untyped_storage().data_ptr() for key, tensor in tensors.items() if not key.endswith("alpha")}
+    assert len(copied) == 1, "all masters are copied together"
+    network.masters.zero_()
+    assert all(tensor.any() for key, tensor in tensors.items() if key.endswith("lora_down.weight"))
 
 
 def test_a_network_that_loads_a_file_computes_like_its_writer() -> None:

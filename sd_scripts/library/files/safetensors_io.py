@@ -30,7 +30,7 @@ def save_model(
         if path.suffix == ".safetensors":
             write_tensors(part, tensors, metadata, dtype)
         else:
-            torch.save({key: on_cpu(tensor, dtype) for key, tensor in tensors.items()}, part)
+            torch.save({key: _alone(on_cpu(tensor, dtype)) for key, tensor in tensors.items()}, part)
 
 
 def write_tensors(
@@ -49,6 +49,11 @@ def on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     narrower."""
     narrowed = tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor.detach()
     return narrowed.cpu().contiguous()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Return the tensor with memory of its own: torch.save writes all memory that a view belongs to."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The metadata that a run writes into its files."""
 
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 
 from sd_scripts.data.metadata import dataset_metadata
@@ -23,7 +24,7 @@ from sd_scripts.training.training_data import TrainingData
 
 class FileMetadata:
     """Makes the metadata of each file when it is saved. An adapter's also records its training and the hash of the base
-    model, which is computed in the background."""
+    model, which is computed in the background once `hash_base_files` is called, or for the first file."""
 
     def __init__(self, training_data: TrainingData, train_state: TrainState):
         self._context = training_data.context
@@ -38,15 +39,30 @@ class FileMetadata:
         embedding = settings.get(EmbeddingOptions)
         if embedding and embedding.token_string and not options.metadata_trigger_phrase:
             self._options = replace(self._options, metadata_trigger_phrase=embedding.token_string)
+        self._is_network = train_state.trainable.is_network
         self._hashing: Future[dict[str, str]] | None = None
-        if train_state.trainable.is_network:
-            base = settings[ModelOptions].pretrained_model_name_or_path
-            vae = settings.values()[training_data.family.card.files.vae_option]
-            self._hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, base, vae)
         self._last: dict[str, str] = {}
+
+    def hash_base_files(self) -> None:
+        """Begin to hash the base model, unless it has begun or no file will have the hash."""
+        has_hash = self._is_network and self._context.is_main and not self._options.no_metadata
+        if has_hash and not self._hashing:
+            self._hashing = Future()
+            # a daemon: a run that ends without saving does not wait for it
+            threading.Thread(target=self._hash, args=(self._hashing,), name="hash-base-files", daemon=True).start()
+
+    def _hash(self, hashing: Future[dict[str, str]]) -> None:
+        settings = self._context.settings
+        base = settings[ModelOptions].pretrained_model_name_or_path
+        vae = settings.values()[self._family.card.files.vae_option]
+        try:
+            hashing.set_result(base_file_metadata(base, vae))
+        except Exception as error:
+            hashing.set_exception(error)
 
     def of_file(self, epochs: int) -> dict[str, str]:
         """Return the metadata of a file saved now, or the previous save's if they cannot be built."""
+        self.hash_base_files()
         try:
             self._last = self._make(epochs, self._hashing.result() if self._hashing else {})
         except Exception as error:
@@ -86,9 +102,9 @@ class FileMetadata:
             now=now,
             prediction_type=identity.prediction_type(settings),
             timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
-            suffix=self._train_state.trainable.architecture_suffix if self._hashing else "",
+            suffix=self._train_state.trainable.architecture_suffix if self._is_network else "",
         )
-        if self._hashing is None:
+        if not self._is_network:
             return _encodable(spec)
         complete = replace(self._run, base_files=base_files)
         steps = self._train_state.progress.step

@@ -49,6 +49,10 @@ class Writer:
     def ending(self) -> str:
         return self._train_state.trainable.ending
 
+    def hash_base_files(self) -> None:
+        """Begin the part of the metadata that takes seconds of a CPU, in the background."""
+        self._metadata.hash_base_files()
+
     def stem(self, file: Path) -> str:
         """Return the file name without extension; a folder has none."""
         return file.name.removesuffix(self.ending)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import importlib.metadata
 import shutil
 import threading
@@ -85,6 +86,22 @@ def test_an_obstacle_to_the_last_file_is_reported_before_anything_is_loaded(mini
     values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     told = [str(problem) for problem in problems(Settings(script_for("sdxl", "lora"), values))]
     assert sorted(line.partition(":")[0] for line in told) == ["logging_dir", "metadata_thumbnail", "output_name"]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_base_model_is_hashed_once_the_run_trains(during: Any, miniature: Any, tmp_path: Path, steps: int) -> None:
+    shutil.copytree(miniature.checkpoint.parent, tmp_path / "model")  # with the tokenizer
+    base = tmp_path / "model" / miniature.checkpoint.name
+
+    def change() -> None:
+        with base.open("ab") as file:
+            file.write(b"changed")
+
+    during(1, change)
+    made = train(miniature, tmp_path / "out", pretrained_model_name_or_path=base, max_train_steps=steps)
+    assert made.status == 0
+    with safetensors.safe_open(made.output / "short.safetensors", "pt") as file:
+        assert file.metadata()["ss_new_sd_model_hash"] == hashlib.sha256(base.read_bytes()).hexdigest()
 
 
 def break_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
