@@ -25,7 +25,7 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import plan_training
 from sd_scripts.settings.preflight import prompt_file
-from sd_scripts.training.compiling.compiler import Compiler, choose_automatically
+from sd_scripts.training.compiling.compiler import Compiler, choose_automatically, wait_until_warm
 from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.execution.checked import require_one_process
@@ -144,7 +144,6 @@ class Trainer:
         self.recovery = Recovery(context, self.compiler)
         self.compiler.compile_ahead()
         encode_ahead(training_data, self.recovery, keep_all=keep_all)
-        self.compiler.watch(0)
         context.phase("loading")
         components.load(DENOISER)
         place_on_device(training_data)
@@ -153,6 +152,8 @@ class Trainer:
     def _attach(self) -> None:
         """Make the model trainable, in the order that compile needs: method, gradient checkpointing, then compiler."""
         components = self.training_data.components
+        wait_until_warm()
+        self.compiler.watch(0)
         self.trainable = self.method.prepare(self.family, components, self.context)
         self.trainable.train()
         if self.options.gradient_checkpointing:

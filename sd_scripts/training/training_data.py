@@ -30,6 +30,7 @@ from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.checks import model_files as model_checks
+from sd_scripts.training.compiling.compiler import wait_until_warm
 from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context
 from sd_scripts.training.methods.method import Method
@@ -367,6 +368,7 @@ def _ready_on_demand(training_data: TrainingData, names: Sequence[str]) -> Itera
     with ExitStack() as moved:
 
         def ready() -> None:
+            wait_until_warm()
             for name in names:
                 if not components.is_loaded(name):
                     components.load(name)

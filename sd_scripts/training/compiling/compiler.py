@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -57,7 +57,7 @@ def _start_inductor(device: torch.device) -> None:
         if device.type == "cuda":
             AsyncCompile.warm_pool()
             # the first graph loads pattern tables and Triton; not worth it on a CPU
-            x = torch.ones(64, 64, device=device, requires_grad=True)
+            x = torch.ones(64, 64, device=device, dtype=torch.float16, requires_grad=True)  # of float32, inductor warns
             torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
             return
         if not graphs_in(cache_folder()):  # processes that compile would only take a warm start's time
@@ -135,16 +135,18 @@ class Compiler:
         if (self._records or checkpoints) and self._options_without_graphs:
             self.options = self._options_without_graphs
         self._vae_ahead = settings[CacheOptions].caches_latents
-        wait_until_warm()
         self._failed = False
-        if self.active:
-            torch._functorch.config.activation_memory_budget = self._more.activation_memory_budget
-        self.log = CompilerLog(context, self.options, active=self.active)
         self.checks_guards = False
         """Whether a skipped guard would have failed, so that none is skipped any more."""
         self.eager_first = checks and self.active
         """Whether steps still run uncompiled, to be compared with compiled ones."""
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
+
+    @cached_property
+    def log(self) -> CompilerLog:
+        """What is compiled from the first look on: not the graph of warm_up, which ends before."""
+        wait_until_warm()
+        return CompilerLog(self._context, self.options, active=self.active)
 
     @property
     def active(self) -> bool:
@@ -294,6 +296,7 @@ class Compiler:
         blocks = [list(part) for part in blocks]
         limit = options.compile_cache_size_limit or max(expected, MIN_GRAPH_LIMIT)
         self.log.add(blocks, limit)
+        torch._functorch.config.activation_memory_budget = self._more.activation_memory_budget
         compile_model(
             options,
             module,
