@@ -38,6 +38,10 @@ class Batch:
     """(B,) float32: 1, or prior_loss_weight for a regularisation image."""
     mask: Tensor | None
     """(B, 1, H, W) float32 in 0..1: how much each pixel counts; None without masked_loss and alpha_mask."""
+    bucket: Extent
+    """The bucket of the samples: their extent, which is smaller at high noise with highnoise_resolution."""
+    high_noise: bool | None = None
+    """As in PlannedBatch."""
 
     def __len__(self) -> int:
         return len(self.captions)

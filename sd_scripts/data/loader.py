@@ -12,7 +12,15 @@ from torch.utils.data import DataLoader, Sampler
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.plan.dataset import DataPlan
-from sd_scripts.data.plan.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
+from sd_scripts.data.plan.epochs import (
+    AtHighNoise,
+    PlannedBatch,
+    ShortBatches,
+    batch_shapes,
+    plan_epoch,
+    share_of_rank,
+    with_noise_level,
+)
 from sd_scripts.data.read_ahead import read_ahead
 from sd_scripts.data.reader import REPLACED, BatchReader, Read
 
@@ -81,7 +89,7 @@ class BatchLoader:
     `accumulation` micro-batches form one step, the unit of token_warmup_step (the last step of an epoch may have
     fewer). `workers` processes decode images; `persistent` ones survive between epochs. With cached latents, or
     without workers, threads of this process read ahead. An unreadable image is reported once through `warn` and
-    replaced by another of its bucket.
+    replaced by another of its bucket. `at_high_noise` decides which batches are trained at a smaller size.
     """
 
     def __init__(
@@ -96,12 +104,14 @@ class BatchLoader:
         short_batches: ShortBatches = "keep",
         accumulation: int = 1,
         pin_memory: bool = False,
+        at_high_noise: AtHighNoise | None = None,
     ):
         self.plan = reader.plan
         self._warn = warn
         self._rank, self._world = rank, world
         self._short_batches: ShortBatches = short_batches
         self._accumulation = accumulation
+        self._at_high_noise = at_high_noise
         self._length = math.ceil(self._count_batches() / world)
         self._warned: set[str] = set()
         workers = 0 if reader.latents is not None else min(workers, os.cpu_count() or 1, self._length)
@@ -146,6 +156,8 @@ class BatchLoader:
         first_step = (epoch - 1) * math.ceil(self._length / self._accumulation)
         for place in range(start, len(numbers)):
             batch = batches[numbers[place] % len(batches)]
+            if self._at_high_noise:
+                batch = with_noise_level(batch, self.plan, place, self._at_high_noise)
             yield replace(batch, step=first_step + place // self._accumulation)
 
 

@@ -76,13 +76,13 @@ class BatchReader(TorchDataset[Read]):
         remarks: list[str] = []
         samples = [self._readable(item, repeat, batch, remarks) for item, repeat in batch.picks]
         found = [sample for sample in samples if sample is not None]
-        return self._stack(found, batch.bucket) if len(found) == len(samples) else None, remarks
+        return self._stack(found, batch) if len(found) == len(samples) else None, remarks
 
     def _readable(self, item: int, repeat: int, batch: PlannedBatch, remarks: list[str]) -> Sample | None:
         """Return the sample, or the sample of the next readable image of the bucket, so that shapes stay as planned."""
         for candidate in self._candidates(self.plan.items[item], batch):
             try:
-                return self._sample(candidate, repeat, batch)
+                return self._sample(candidate.at(high_noise=batch.high_noise), repeat, batch)
             except UnreadableImage as error:
                 remarks.append(f"{error}{REPLACED}")
         return None
@@ -138,11 +138,15 @@ class BatchReader(TorchDataset[Read]):
         pixels, _ = prepare(control, Random(0), has_frames=self.plan.has_frames)
         return stack_pixels([_mirrored(pixels) if flipped else pixels])[0]
 
-    def _stack(self, samples: Sequence[Sample], bucket: Extent) -> Batch:
+    def _stack(self, samples: Sequence[Sample], batch: PlannedBatch) -> Batch:
+        item, _ = batch.picks[0]
+        extent = self.plan.items[item].at(high_noise=batch.high_noise).fit.bucket
         pixels = [each.pixels for each in samples if each.pixels is not None]
         latents = [each.latents for each in samples if each.latents is not None]
         return Batch(
-            extent=bucket,
+            extent=extent,
+            bucket=batch.bucket,
+            high_noise=batch.high_noise,
             captions=[each.caption for each in samples],
             pixels=stack_pixels(pixels) if pixels else None,
             latents=torch.stack(latents) if latents else None,
@@ -150,7 +154,7 @@ class BatchReader(TorchDataset[Read]):
             conditioning=stack_by_name([each.conditioning for each in samples]),
             controls=tuple(map(torch.stack, zip(*(each.controls for each in samples), strict=True))),
             loss_weight=torch.tensor([each.loss_weight for each in samples], dtype=torch.float32),
-            mask=_stack_masks(samples, bucket) if self.wants_masks else None,
+            mask=_stack_masks(samples, extent) if self.wants_masks else None,
         )
 
 
@@ -159,8 +163,8 @@ def _mirrored(pixels: Pixels) -> Pixels:
     return pixels[..., ::-1, :]
 
 
-def _stack_masks(samples: Sequence[Sample], bucket: Extent) -> Tensor:
+def _stack_masks(samples: Sequence[Sample], extent: Extent) -> Tensor:
     """Return (B, 1, H, W) float32 in 0..1; an image without a mask gets ones."""
-    full = np.full((bucket.height, bucket.width), 255, dtype=np.uint8)
+    full = np.full((extent.height, extent.width), 255, dtype=np.uint8)
     masks = np.stack([full if each.mask is None else each.mask for each in samples])
     return torch.from_numpy(masks).unsqueeze(1).to(torch.float32).div_(255)

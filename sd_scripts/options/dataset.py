@@ -138,7 +138,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
                 "train_data_dir",
                 "not set; choose a folder with subfolders named like 10_cat, or set dataset_config",
             )
-        if self.resolution and (why := _resolution_problem(self.resolution)):
+        if self.resolution and (why := resolution_problem(self.resolution)):
             yield "resolution", why
         if self.debug_dataset:
             yield "debug_dataset", "there is no sample viewer; turn it off to train"
@@ -146,7 +146,8 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
             yield "dataset_class", "custom dataset classes are not supported; describe the data with dataset_config"
 
 
-def _resolution_problem(resolution: str) -> str | None:
+def resolution_problem(resolution: str) -> str | None:
+    """Return why a text is not a size such as 1024 or 1024,768; None if it is one."""
     sides = resolution.split(",")
     if len(sides) > 2 or not all(is_whole_number(side.strip()) for side in sides):
         return f"{resolution!r} is neither one number nor width,height; write 1024 or 1024,768"
@@ -180,7 +181,7 @@ class ControlOptions(OptionGroup, title="Control images"):
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
-        if self.control_resolution and (why := _resolution_problem(self.control_resolution)):
+        if self.control_resolution and (why := resolution_problem(self.control_resolution)):
             yield "control_resolution", why
 
 

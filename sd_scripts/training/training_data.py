@@ -22,6 +22,7 @@ from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import VAE, Components, FirstValues
 from sd_scripts.families.common.family import Family, TextOptions, Tokens
+from sd_scripts.families.common.objective import HighNoise
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.sampling import eval_mode, on_device
 from sd_scripts.options.compile import CompileMoreOptions
@@ -62,6 +63,12 @@ class TrainingData:
         return batch_shapes(self.plan, short_batches=self.short_batches)
 
     @property
+    def high_noise(self) -> HighNoise:
+        """Draws the timesteps of batches that have two sizes."""
+        card = self.family.card
+        return HighNoise(settings=self.context.settings, tokens=card.plan.tokens, draw=self.family.draw_timesteps)
+
+    @property
     def step_encoders(self) -> list[nn.Module]:
         """The text encoders that steps call: the trained ones, or all if captions are not cached."""
         encoders = self.components.text_encoders
@@ -97,6 +104,7 @@ class TrainingData:
             short_batches=self.short_batches if plan is self.plan else "keep",
             accumulation=accumulation,
             pin_memory=self.context.device.type == "cuda",
+            at_high_noise=self.high_noise.decides if plan is self.plan and plan.smaller_buckets() else None,
         )
 
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:

@@ -268,6 +268,7 @@ def test_pixels_span_minus_one_to_one() -> None:
 def test_a_whole_batch_is_in_page_locked_memory() -> None:
     batch = Batch(
         extent=Extent(64, 64),
+        bucket=Extent(64, 64),
         captions=[Caption("b")],
         pixels=None,
         latents=torch.zeros(1, 4, 8, 8),

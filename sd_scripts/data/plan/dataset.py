@@ -10,11 +10,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 
-from sd_scripts.data.plan.blueprint import Blueprint, Dataset, Subset, read_blueprint
+from sd_scripts.data.plan.blueprint import Blueprint, Dataset, Subset, parse_resolution, read_blueprint
 from sd_scripts.data.plan.buckets import BucketRules, Buckets, Extent, equal_tokens_need
 from sd_scripts.data.plan.counted_warnings import Warn, counted_warnings
 from sd_scripts.data.plan.items import Item as Item
 from sd_scripts.data.plan.items import ItemPlanner
+from sd_scripts.data.plan.smaller import SmallerSizes, with_smaller
 from sd_scripts.data.sources.captions import Caption, CaptionRules, whole_captions
 from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.data.sources.folders import ImageRecord, read_sizes, read_subset
@@ -25,6 +26,7 @@ from sd_scripts.formats.images.caption_files import UnreadableCaptions
 from sd_scripts.formats.words import some
 from sd_scripts.machine import garbage_collection
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
+from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.settings.settings import Settings
 
 ReadSubsets = list[tuple[Subset, list[ImageRecord]]]
@@ -51,10 +53,12 @@ class DataPlan:
             yield from self.validation.items
 
     def every_image(self) -> Iterator[Item]:
-        """Yield every item, each followed by its control images: everything the latent cache must contain."""
+        """Yield every item at every size, each followed by its control images: everything the latent cache must
+        contain."""
         for item in self.every_item():
-            yield item
-            yield from item.controls
+            for each in (item, item.smaller) if item.smaller else (item,):
+                yield each
+                yield from each.controls
 
     def caption(self, item: Item, text: str, *, flipped: bool = False) -> Caption:
         """Return the text encoders' input for an item, flipped or not, whose processed caption is `text`."""
@@ -96,6 +100,11 @@ class DataPlan:
         for item in self.items:
             counts[item.fit.bucket] += item.repeats
         return dict(sorted(counts.items()))
+
+    def smaller_buckets(self) -> dict[Extent, Extent]:
+        """Return the smaller size of each bucket that is trained at one at high noise."""
+        found = (items[0] for items in self.groups.values())
+        return {item.fit.bucket: item.smaller.fit.bucket for item in found if item.smaller}
 
     @property
     def wants_masks(self) -> bool:
@@ -139,6 +148,7 @@ def plan_data(
             raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
         _check_controls(training, card, blueprint.source)
         _check_control_shapes((*training, *validation), card)
+        training = _with_smaller(training, datasets, settings[NoiseOptions].highnoise_resolution, card, warn)
         made = partial(
             DataPlan,
             blueprint=blueprint,
@@ -266,6 +276,20 @@ def _plan_dataset(
         if repeats
     ]
     return learned, kept_out
+
+
+def _with_smaller(
+    items: list[Item], datasets: Sequence[Dataset], resolution: str | None, card: FamilyCard, warn: Warn
+) -> list[Item]:
+    """Return the items with their versions at highnoise_resolution, if it is set."""
+    if not (resolution and card.has("smaller_at_high_noise")):
+        return items
+    size = parse_resolution(resolution, "highnoise_resolution")
+    sizes = [SmallerSizes(dataset.buckets, size, card.token_multiple) for dataset in datasets]
+    both = [with_smaller(item, sizes[item.dataset]) for item in items]
+    if not any(item.smaller for item in both):
+        warn(f"highnoise_resolution: has no effect because no bucket is larger than {size[0]}x{size[1]}; set it lower")
+    return both
 
 
 def _check_controls(items: Sequence[Item], card: FamilyCard, source: str) -> None:

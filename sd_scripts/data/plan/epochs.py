@@ -3,15 +3,18 @@
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 from typing import Literal
 
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.dataset import DataPlan
+from sd_scripts.library.seeds import seed_from
 
+AtHighNoise = Callable[[Extent, int], bool]
+"""Bucket of a batch, seed of its draw -> whether the batch is trained at high noise."""
 ShortBatches = Literal["keep", "drop", "fill"]
 """What happens to a bucket's incomplete last batch: keep it smaller, drop it, or fill it with images repeated."""
 
@@ -26,6 +29,9 @@ class PlannedBatch:
     """(index of the item in the plan, which of its repeats in this epoch)."""
     epoch: int
     step: int = 0
+    high_noise: bool | None = None
+    """Whether all its timesteps are above highnoise_sigma, at which images are smaller; None: it has no smaller size,
+    and its timesteps are drawn from the whole range."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -115,6 +121,15 @@ def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "kee
         )
         groups.append(group)
     return Epoch(groups, random)
+
+
+def with_noise_level(batch: PlannedBatch, plan: DataPlan, place: int, at_high_noise: AtHighNoise) -> PlannedBatch:
+    """Return a batch, the `place`-th of its rank in its epoch, with its high_noise. All ranks draw the same random
+    number, so that they train a step at the same size and none waits for another."""
+    if not plan.groups[batch.dataset, batch.bucket][0].smaller:
+        return batch
+    number = seed_from(plan.seed, "high noise", batch.epoch, place)
+    return replace(batch, high_noise=at_high_noise(batch.bucket, number))
 
 
 def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:

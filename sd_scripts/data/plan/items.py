@@ -32,11 +32,17 @@ class Item(ImageRecord):
     controls: tuple["Item", ...] = ()
     span: Span | None = None
     """The frames of a clip; None: it is an image."""
+    smaller: "Item | None" = None
+    """The same image at highnoise_resolution; None: it is trained at one size."""
 
     @property
     def source(self) -> tuple[Path, Span | None]:
         """What its pixels are decoded from."""
         return self.path, self.span
+
+    def at(self, *, high_noise: bool | None) -> "Item":
+        """Return the item as it is trained at high noise or otherwise."""
+        return self.smaller if high_noise and self.smaller else self
 
     @property
     def masked_by_alpha(self) -> bool:

@@ -16,6 +16,11 @@ class ControlRules:
     control_resolution: Size | None = None
     no_resize_control: bool = False
 
+    @property
+    def follows_sample(self) -> bool:
+        """Whether control images get the size of their sample."""
+        return not (self.control_resolution or self.no_resize_control)
+
     def fit(self, image: Size, sample: Extent) -> BucketFit:
         """Return how a control image of size `image` is resized and cropped.
 

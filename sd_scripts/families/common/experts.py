@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common.flow_sampling import Velocity
-from sd_scripts.families.common.objective import draws_within, flow_timesteps, trained_range
+from sd_scripts.families.common.objective import flow_timesteps, tokens_of, trained_range
 from sd_scripts.families.common.placing import Placement, quantize_blocks
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.idle_weights import IdleWeights
@@ -61,10 +61,11 @@ class Experts:
         """Return timesteps (B,) that all need the same weights, and give these to the denoiser. One draw, by `seed`,
         chooses the weights, then each sample is drawn until it needs them too."""
         chooser = torch.Generator().manual_seed(seed)
-        chosen = float(flow_timesteps(1, latents, settings, chooser))
+        tokens = tokens_of(latents)
+        chosen = float(flow_timesteps(1, tokens, settings, chooser))
         self.use_for(chosen)
         bounds = (self.boundary, 1.0) if self.high else (0.0, self.boundary)
-        return draws_within(lambda count: flow_timesteps(count, latents, settings, generator), len(latents), *bounds)
+        return flow_timesteps(len(latents), tokens, settings, generator, part=bounds)
 
     def validated(self, timesteps: list[float], noise: NoiseOptions) -> list[float]:
         """Return these timesteps, and one amid the trained noise levels of weights that none of them needs."""

@@ -20,7 +20,7 @@ from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.components import Components as Components
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
-from sd_scripts.families.common.objective import flow_validation_timesteps
+from sd_scripts.families.common.objective import Draw, flow_validation_timesteps
 from sd_scripts.families.common.opening import load_tokenizers, open_sources
 from sd_scripts.families.common.placing import Placement, blocks_to_swap, checkpoint_gradients
 from sd_scripts.families.common.quantizing import quantize_while_loading
@@ -28,6 +28,7 @@ from sd_scripts.families.common.sampling import Sample, SampleBatch
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas
 from sd_scripts.library.files.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget
 from sd_scripts.options.compile import CompileOptions
@@ -261,6 +262,8 @@ class Family:
     step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
     """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
     -> StepInputs.model."""
+    draw_timesteps: Draw = draw_sigmas
+    """How step_inputs of a family of flow matching draws timesteps."""
     validation_timesteps: Callable[[NoiseOptions], list[float]] = flow_validation_timesteps
     """Timesteps of the validation loss, in this family's own unit."""
     loss: Callable[[Components, StepInputs, Settings], Tensor]

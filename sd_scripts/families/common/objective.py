@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.common.components import Components
 from sd_scripts.library.diffusion.dit_layers import grid_of
 from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, loss_weights, within_bounds
@@ -53,7 +55,8 @@ def flow_inputs(
     noise_options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
     if timesteps is None:
-        timesteps = flow_timesteps(len(latents), latents, settings, generator, tokens=tokens, draw=draw)
+        tokens = tokens_of(latents) if tokens is None else tokens
+        timesteps = flow_timesteps(len(latents), tokens, settings, generator, draw=draw)
     t = expand_to(timesteps.float(), latents)
     return {
         "noisy": (1 - t) * latents + t * perturb(noise, noise_options, generator),
@@ -63,24 +66,32 @@ def flow_inputs(
     }
 
 
+def tokens_of(latents: Tensor) -> int:
+    """Return the tokens of an image, 2x2 latents each."""
+    return math.prod(grid_of(latents))
+
+
 def flow_timesteps(
     count: int,
-    latents: Tensor,
+    tokens: int,
     settings: Settings,
     generator: torch.Generator,
     *,
-    tokens: int | None = None,
     draw: Draw = draw_sigmas,
+    part: tuple[float, float] = (0.0, 1.0),
 ) -> Tensor:
-    """Draw timesteps (count,) within min_timestep and max_timestep; the other arguments as in flow_inputs."""
+    """Draw timesteps (count,) within min_timestep and max_timestep; the other arguments as in flow_inputs. `part`:
+    each is drawn until it is within these bounds."""
     options = settings[FlowOptions]
-    tokens = math.prod(grid_of(latents)) if tokens is None else tokens
     low, high = timestep_bounds(settings[NoiseOptions])
     if options.preserve_distribution_shape:
-        return draws_within(
-            lambda tries: draw(tries, options, tokens, generator), count, low / TIMESTEPS, high / TIMESTEPS
-        )
-    return within_bounds(draw(count, options, tokens, generator), low, high)
+        bounds = max(part[0], low / TIMESTEPS), min(part[1], high / TIMESTEPS)
+        return draws_within(lambda tries: draw(tries, options, tokens, generator), count, *bounds)
+
+    def scaled(tries: int) -> Tensor:
+        return within_bounds(draw(tries, options, tokens, generator), low, high)
+
+    return scaled(count) if part == (0.0, 1.0) else draws_within(scaled, count, *part)
 
 
 def draws_within(draw: Callable[[int], Tensor], count: int, low: float, high: float) -> Tensor:
@@ -88,6 +99,40 @@ def draws_within(draw: Callable[[int], Tensor], count: int, low: float, high: fl
     tries = draw(TRIES * count).view(TRIES, count)
     first = ((tries >= low) & (tries <= high)).int().argmax(dim=0, keepdim=True)
     return tries.gather(0, first)[0].clamp(low, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HighNoise:
+    """Draws timesteps of batches that are trained at two sizes: at a smaller one above highnoise_sigma.
+
+    A batch has one size, which must be known before its images are read. One draw of a timestep decides it, and then
+    each sample is drawn until it is on the same side of highnoise_sigma: the timesteps of a batch are on one side, and
+    each alone is distributed as without the option. A shift that depends on the size counts the tokens of the bucket:
+    the model learns the noise levels that it passes on its way to an image of that size.
+    """
+
+    settings: Settings
+    tokens: Callable[[int, int, int], int]
+    """As PlanCard.tokens."""
+    draw: Draw
+
+    def decides(self, bucket: Extent, seed: int) -> bool:
+        """Return whether a batch is at high noise."""
+        chosen = self._draw(1, bucket, torch.Generator().manual_seed(seed), (0.0, 1.0))
+        return bool(chosen > self._sigma)
+
+    def timesteps(self, count: int, bucket: Extent, generator: torch.Generator, *, high: bool) -> Tensor:
+        """Draw timesteps (count,) of a batch at high noise or at the remaining levels."""
+        above = float(torch.nextafter(torch.tensor(self._sigma), torch.tensor(1.0)))
+        return self._draw(count, bucket, generator, (above, 1.0) if high else (0.0, self._sigma))
+
+    @property
+    def _sigma(self) -> float:
+        return self.settings[NoiseOptions].highnoise_sigma
+
+    def _draw(self, count: int, bucket: Extent, generator: torch.Generator, part: tuple[float, float]) -> Tensor:
+        tokens = self.tokens(bucket.width, bucket.height, bucket.frames)
+        return flow_timesteps(count, tokens, self.settings, generator, draw=self.draw, part=part)
 
 
 def flow_loss(velocity: Tensor, inputs: Mapping[str, Tensor], settings: Settings) -> Tensor:

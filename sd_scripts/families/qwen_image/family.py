@@ -8,7 +8,7 @@ from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.load import BLOCK_LISTS, LAYOUTS, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.qwen_image.objective import loss, step_inputs
+from sd_scripts.families.qwen_image.objective import draw_timesteps, loss, step_inputs
 from sd_scripts.families.qwen_image.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.qwen_image.text import OUTPUTS, TEMPLATE, encode_text, tokenize
 from sd_scripts.families.qwen_image.vae import LATENTS, encode_images
@@ -46,6 +46,7 @@ FAMILY = QWEN_IMAGE = Family(
     encode_images=encode_images,
     place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
+    draw_timesteps=draw_timesteps,
     loss=loss,
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,

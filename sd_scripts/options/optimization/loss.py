@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from sd_scripts.options.dataset import resolution_problem
 from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
 
 
@@ -49,12 +50,30 @@ class NoiseOptions(OptionGroup, title="Noise"):
     max_timestep: int | None = optional(
         "Train only timesteps below this, 1 to 1000; high ones are composition.", within=(1, 1000)
     )
+    highnoise_resolution: str | None = optional(
+        "Train steps at high noise at a smaller size, which makes them faster: one number for a square, or "
+        "width,height. Like resolution with buckets it sets the area, not the shape; 768 suits a resolution of 1024. "
+        "Default: all steps at the size of the bucket.",
+        label="Resolution at high noise",
+        suggestions=("768", "896", "512"),
+        placeholder="768",
+        needs="smaller_at_high_noise",
+    )
+    highnoise_sigma: float = option(
+        0.7,
+        "Noise level above which highnoise_resolution applies, of 1.",
+        label="High noise above",
+        within=(0.01, 0.99),
+        needs="smaller_at_high_noise",
+    )
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.adaptive_noise_scale and not self.noise_offset:
             yield "adaptive_noise_scale", "needs noise_offset, which it adds to"
         if (self.min_timestep or 0) > (self.max_timestep or 1000):
             yield "min_timestep", f"{self.min_timestep} is above max_timestep = {self.max_timestep}; lower it"
+        if self.highnoise_resolution and (why := resolution_problem(self.highnoise_resolution)):
+            yield "highnoise_resolution", why
 
 
 class LossOptions(OptionGroup, title="Loss"):

@@ -59,6 +59,7 @@ PROBLEMS = (
     network.cached_captions_with_new_token,
     network.new_token_with_external_network,
     network.adapter_with_external_network,
+    loss.smaller_size_unsupported,
 )
 
 
@@ -96,4 +97,5 @@ REMARKS = (
     outputs.keep_last_without_saving,
     network.lr_without_training,
     loss.timestep_options_without_effect,
+    loss.smaller_size_of_all_or_none,
 )

@@ -52,6 +52,32 @@ def random_strength_without_noise(values: RunValues) -> Findings:
         yield "ip_noise_gamma_random_strength", "has no effect without ip_noise_gamma"
 
 
+def smaller_size_unsupported(values: RunValues) -> Findings:
+    if not values[NoiseOptions].highnoise_resolution or values.card.has("smaller_at_high_noise"):
+        return
+    why = f"{values.card.title} is not trained by flow matching"
+    if values.card.clips:
+        why = f"clips of {values.card.title} are trained at one size"
+    yield "highnoise_resolution", f"{why}; remove it"
+
+
+def smaller_size_of_all_or_none(values: RunValues) -> Findings:
+    noise = values[NoiseOptions]
+    if not noise.highnoise_resolution:
+        if noise.highnoise_sigma != NoiseOptions.highnoise_sigma:
+            yield "highnoise_sigma", "has no effect without highnoise_resolution"
+        return
+    low, high = ((noise.min_timestep or 0) / 1000, (noise.max_timestep or 1000) / 1000)
+    if high <= noise.highnoise_sigma:
+        yield "highnoise_resolution", f"has no effect: max_timestep = {noise.max_timestep} is not above highnoise_sigma"
+    elif low >= noise.highnoise_sigma:
+        yield (
+            "highnoise_resolution",
+            f"applies to all steps, since min_timestep = {noise.min_timestep} is above highnoise_sigma; resolution "
+            "does the same",
+        )
+
+
 READ_WITH: dict[str, tuple[str, Callable[[str], bool]]] = {
     "discrete_flow_shift": ("timestep_sampling", lambda how: how in ("sigma", "shift")),
     "sigmoid_scale": ("timestep_sampling", lambda how: how not in ("sigma", "uniform")),

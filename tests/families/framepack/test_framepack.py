@@ -219,6 +219,7 @@ def test_its_solver_and_sigmas_follow_the_fixtures() -> None:
 def batch_of(count: int, image: Tensor) -> Batch:
     return Batch(
         extent=Extent(64, 64, 73),
+        bucket=Extent(64, 64, 73),
         captions=[Caption("a")] * count,
         pixels=None,
         latents=None,

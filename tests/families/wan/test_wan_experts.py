@@ -15,7 +15,7 @@ from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.flow_sampling import Velocity
-from sd_scripts.families.common.objective import flow_timesteps, flow_validation_timesteps
+from sd_scripts.families.common.objective import flow_timesteps, flow_validation_timesteps, tokens_of
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.memory_facts import MEMORY_OF_1_3B
@@ -271,7 +271,7 @@ def test_timesteps_outside_the_bounds_are_drawn_again_instead_of_scaled(wan_mini
     for keeps in (False, True):
         more = {"min_timestep": 900, "preserve_distribution_shape": keeps}
         _, settings = opened(wan_miniature, high_noise, **more)
-        t = flow_timesteps(2000, latents, settings, torch.Generator().manual_seed(0))
+        t = flow_timesteps(2000, tokens_of(latents), settings, torch.Generator().manual_seed(0))
         assert t.min() >= 0.9
         means[keeps] = float(t.mean())
     assert means == {False: pytest.approx(0.971, abs=0.002), True: pytest.approx(0.932, abs=0.002)}

@@ -72,8 +72,10 @@ def text_of(count: int, known: int = 4) -> dict[str, Tensor]:
 
 def batch_of(latents: Tensor, mask: Tensor | None = None) -> Batch:
     count = len(latents)
+    extent = Extent(8 * latents.shape[-1], 8 * latents.shape[-2])
     return Batch(
-        extent=Extent(8 * latents.shape[-1], 8 * latents.shape[-2]),
+        extent=extent,
+        bucket=extent,
         captions=[Caption("")] * count,
         pixels=None,
         latents=latents,

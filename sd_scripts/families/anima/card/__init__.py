@@ -64,7 +64,16 @@ CARD = FamilyCard(
     scripts={"lora": "anima_train_network.py", "full": "anima_train.py", "generate": "anima_generate.py"},
     groups=(Qwen3Options, AnimaModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
-        {"batches", "block_rates", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}
+        {
+            "batches",
+            "block_rates",
+            "blockwise_updates",
+            "flow_shift",
+            "fp8",
+            "offload_activations",
+            "own_vae",
+            "smaller_at_high_noise",
+        }
     ),
     notes={
         "qwen3": "Anima reads Qwen3-0.6B base, such as qwen_3_06b_base.safetensors.",

@@ -60,7 +60,17 @@ CARD = FamilyCard(
     order=2,
     scripts={"lora": "flux2_train_network.py", "full": "flux2_train.py", "generate": "flux2_generate.py"},
     groups=(Qwen3Options, Flux2ModelOptions, FlowOptions, MemoryOptions, ControlOptions),
-    capabilities=frozenset({"batches", "blockwise_updates", "control_images", "fp8", "offload_activations", "own_vae"}),
+    capabilities=frozenset(
+        {
+            "batches",
+            "blockwise_updates",
+            "control_images",
+            "fp8",
+            "offload_activations",
+            "own_vae",
+            "smaller_at_high_noise",
+        }
+    ),
     needs_controls=False,
     choices={"timestep_sampling": ("flux2_shift",)},
     notes={

@@ -60,7 +60,9 @@ CARD = FamilyCard(
     order=3,
     scripts={"lora": "krea2_train_network.py", "full": "krea2_train.py", "generate": "krea2_generate.py"},
     groups=(Krea2ModelOptions, FlowOptions, MemoryOptions),
-    capabilities=frozenset({"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}),
+    capabilities=frozenset(
+        {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
+    ),
     choices={"timestep_sampling": ("krea2_shift",)},
     notes={
         "pretrained_model_name_or_path": f"Krea 2's ID is {HUB_MODEL}. Train Raw, from which Turbo was distilled.",

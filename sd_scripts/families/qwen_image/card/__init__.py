@@ -68,7 +68,9 @@ CARD = FamilyCard(
         "generate": "qwen_image_generate.py",
     },
     groups=(QwenImageModelOptions, FlowOptions, MemoryOptions),
-    capabilities=frozenset({"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae"}),
+    capabilities=frozenset(
+        {"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
+    ),
     choices={"timestep_sampling": ("qwen_shift", "logsnr", "qinglong_qwen")},
     notes={
         "pretrained_model_name_or_path": f"Qwen-Image's ID is {HUB_MODEL}.",

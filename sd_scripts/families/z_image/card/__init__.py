@@ -58,7 +58,9 @@ CARD = FamilyCard(
     order=4,
     scripts={"lora": "z_image_train_network.py", "full": "z_image_train.py", "generate": "z_image_generate.py"},
     groups=(Qwen3Options, FlowOptions, MemoryOptions),
-    capabilities=frozenset({"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"}),
+    capabilities=frozenset(
+        {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
+    ),
     notes={
         "pretrained_model_name_or_path": f"Z-Image's IDs are {HUB_MODEL} and {TURBO_MODEL}.",
         "qwen3": "Z-Image reads Qwen3-4B.",
