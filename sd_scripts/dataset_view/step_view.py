@@ -17,11 +17,12 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.dataset import DataPlan
-from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank
+from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank, with_noise_level
 from sd_scripts.data.plan.items import Item
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import Pixels
 from sd_scripts.dataset_view.view import Listings, View, plan_view, train_plan_of
+from sd_scripts.families.common.family import family_of
 from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
@@ -68,9 +69,13 @@ def planned_batches(plan: DataPlan, view: View, train: TrainPlan, number: int) -
     epoch, step = divmod(number - 1, train.steps_per_epoch)
     batches = plan_epoch(plan, epoch + 1, short_batches=view.settings[DatasetOptions].short_batches)
     numbers = share_of_rank(len(batches), 0, processes_of(view.settings))
+    at_high_noise = None
+    if plan.smaller_buckets():  # else the family's code need not be loaded
+        at_high_noise = family_of(view.settings.script.family).high_noise(view.settings).decides
     start = step * train.accumulation
     for place in range(start, min(start + train.accumulation, len(numbers))):
-        yield dataclasses.replace(batches[numbers[place] % len(batches)], step=number - 1)
+        batch = dataclasses.replace(batches[numbers[place] % len(batches)], step=number - 1)
+        yield with_noise_level(batch, plan, place, at_high_noise) if at_high_noise else batch
 
 
 def answer_of(settings: Settings, number: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class CompileChoice:
 
 
 def choose_compile(
-    settings: Settings, shapes: Mapping[BatchShape, int], *, steps: int, gpu: Gpu, known: Iterable[Measurement]
+    settings: Settings, shapes: Mapping[BatchShape, float], *, steps: int, gpu: Gpu, known: Iterable[Measurement]
 ) -> CompileChoice:
     """Return the choice for a run with compile_auto: what takes the least time in all, compiling included."""
     speeds = Speeds(settings=settings, gpu=gpu, known=list(known))
@@ -61,7 +61,7 @@ def choose_compile(
     return CompileChoice(name=name, reason=f"rule of thumb: compiling pays after about {ENOUGH_STEPS} steps")
 
 
-def _totals(speeds: Speeds, shapes: Mapping[BatchShape, int], steps: int) -> dict[str, Estimate]:
+def _totals(speeds: Speeds, shapes: Mapping[BatchShape, float], steps: int) -> dict[str, Estimate]:
     """Return the time of all steps by candidate; empty unless it is known without compiling and in some mode."""
     totals: dict[str, Estimate] = {}
     for name, changes in CANDIDATES.items():

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -28,6 +28,7 @@ from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
 from sd_scripts.planning.speeds import Estimate, Speeds, model_size, pays_elsewhere
 from sd_scripts.planning.steps import plan_training
+from sd_scripts.planning.trained_shapes import shapes_of
 from sd_scripts.settings.checks.model_files import model_variant
 from sd_scripts.settings.launching.accelerate_command import processes_of
 from sd_scripts.settings.preflight import prompt_file
@@ -58,7 +59,7 @@ class Shape:
     images: int
     """In a batch."""
     batches: int
-    """Per epoch."""
+    """Per epoch; on average with highnoise_resolution."""
     tokens: int
     """Of one image, in the longest sequence that attention sees."""
 
@@ -136,9 +137,10 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     data = plan_data(settings, card, seed=options.seed or 0, warn=warnings.append)
     require_token_in_captions(trained_token(settings.get(EmbeddingOptions), card), data, warnings.append)
     warnings += _cut_texts(settings, card, data)
-    shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
+    shapes = shapes_of(settings, card, data)
     processes = processes_of(settings)
-    batches = -(-sum(shapes.values()) // processes)
+    counts = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
+    batches = -(-sum(counts.values()) // processes)
     if not batches:
         raise ValueError("short_batches: drop leaves no batch; choose keep or fill, or a smaller train_batch_size")
     train_plan = plan_training(options, batches)
@@ -148,7 +150,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         choice = choose_compile(settings, shapes, steps=train_plan.max_steps, gpu=gpu, known=speeds.known)
         settings = settings.replaced(choice.changes)
         speeds = dataclasses.replace(speeds, settings=settings)
-    filled = batch_shapes(data, short_batches="fill")
+    filled = shapes_of(settings, card, data, "fill")
     compile_plan = plan_compile(settings[CompileOptions], card, shapes.keys(), filled.keys())
     break_even = _break_even(speeds, shapes, train_plan.max_steps)
     images = len({item.path for item in data.items})
@@ -233,14 +235,14 @@ def _buckets(data: DataPlan) -> tuple[Bucket, ...]:
     )
 
 
-def _shapes(card: FamilyCard, shapes: dict[BatchShape, int]) -> tuple[Shape, ...]:
+def _shapes(card: FamilyCard, shapes: Mapping[BatchShape, float]) -> tuple[Shape, ...]:
     return tuple(
-        Shape(size=str(shape.extent), images=shape.images, batches=count, tokens=tokens_of(card, shape))
+        Shape(size=str(shape.extent), images=shape.images, batches=round(count), tokens=tokens_of(card, shape))
         for shape, count in shapes.items()
     )
 
 
-def _break_even(speeds: Speeds, shapes: dict[BatchShape, int], steps: int) -> BreakEven | None:
+def _break_even(speeds: Speeds, shapes: Mapping[BatchShape, float], steps: int) -> BreakEven | None:
     """Return when compiling pays; None without torch.compile, or if a time is unknown."""
     step = speeds.step(shapes)
     plain = speeds.uncompiled().step(shapes)

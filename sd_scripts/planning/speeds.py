@@ -20,6 +20,7 @@ from sd_scripts.machine.measurements import Measurement
 from sd_scripts.machine.nvidia import Gpu
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import expected_graphs
 from sd_scripts.settings.family_options import each_option
@@ -115,7 +116,7 @@ class Speeds:
         """Return the speeds of the same run without torch.compile."""
         return replace(self, settings=self.settings.replaced({"compile": False}))
 
-    def step(self, shapes: Mapping[BatchShape, int]) -> Estimate | None:
+    def step(self, shapes: Mapping[BatchShape, float]) -> Estimate | None:
         """Return the mean seconds of a step; None if unknown. `shapes`: batches per epoch of each shape."""
         if measurement := self._remembered:
             return self._from_memory(measurement, shapes)
@@ -135,7 +136,7 @@ class Speeds:
         seconds = graphs * self._card.plan.graphs.seconds
         return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} with 16 CPU cores, empty cache")
 
-    def total(self, shapes: Mapping[BatchShape, int], steps: int) -> Estimate | None:
+    def total(self, shapes: Mapping[BatchShape, float], steps: int) -> Estimate | None:
         """Return the seconds of all steps, and of compiling if the run compiles; None if one of them is unknown."""
         step = self.step(shapes)
         compiling = self.compiling(shapes)
@@ -161,7 +162,7 @@ class Speeds:
         run = self._conditions.items()
         return next((each for each in self.known if each.seconds and run <= vars(each).items()), None)
 
-    def _from_memory(self, measurement: Measurement, shapes: Mapping[BatchShape, int]) -> Estimate:
+    def _from_memory(self, measurement: Measurement, shapes: Mapping[BatchShape, float]) -> Estimate:
         total = 0.0
         for shape, batches in shapes.items():
             total += _seconds(measurement, shape) * batches
@@ -170,7 +171,7 @@ class Speeds:
             return Estimate(seconds=mean, source="remembered", basis="the last such run on this machine")
         return Estimate(seconds=mean, source="estimated", basis="a run on this machine with other image sizes")
 
-    def _from_table(self, shapes: Iterable[BatchShape]) -> Estimate | None:
+    def _from_table(self, shapes: Mapping[BatchShape, float]) -> Estimate | None:
         options = dict(self._conditions["settings"])
         if keeps_from_recording(self.settings.filled):
             options[RECORDING] = False
@@ -178,11 +179,16 @@ class Speeds:
         if not speed:
             return None
         seconds = speed.seconds * self.settings[TrainingOptions].gradient_accumulation_steps
+        if self.settings[NoiseOptions].highnoise_resolution:
+            seconds *= _mean_work(shapes)
         return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} (docs/performance.md)")
 
     def _same(self, options: Mapping[str, Any], shapes: Iterable[BatchShape]) -> Speed | None:
         """Return the step measured with these options, if it applies to this GPU and these image sizes."""
-        if not any(name in self.gpu.name for name in GPUS) or not all(_near(shape) for shape in shapes):
+        largest = max(map(_pixels, shapes), default=0)
+        smaller = self.settings[NoiseOptions].highnoise_resolution
+        sizes = [shape for shape in shapes if not smaller or _pixels(shape) > largest * (1 - NEAR)]
+        if not any(name in self.gpu.name for name in GPUS) or not all(_near(shape) for shape in sizes):
             return None
         return _measured(self.settings.script, {name: options[name] for name in options if name not in NEARLY_EQUAL})
 
@@ -250,6 +256,16 @@ def _seconds(measurement: Measurement, shape: BatchShape) -> float:
         return measurement.seconds[str(shape)]
     nearest = min(map(_shape, measurement.seconds), key=lambda timed: abs(_work(timed) - _work(shape)))
     return measurement.seconds[str(nearest)] * _work(shape) / _work(nearest)
+
+
+def _mean_work(shapes: Mapping[BatchShape, float]) -> float:
+    """Return the mean work of a step, relative to a step of the largest size."""
+    largest = max(map(_pixels, shapes))
+    return sum(_pixels(shape) / largest * count for shape, count in shapes.items()) / sum(shapes.values())
+
+
+def _pixels(shape: BatchShape) -> int:
+    return shape.extent.pixels
 
 
 def _work(shape: BatchShape) -> int:

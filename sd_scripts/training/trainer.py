@@ -11,12 +11,10 @@ from typing import TypeVar
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.dataset import DataPlan
-from sd_scripts.data.plan.epochs import batch_shapes
 from sd_scripts.data.plan.trained_token import require_token_in_captions, trained_token
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.family import Family, StepInputs
 from sd_scripts.library.optim import optimizers
-from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.networks.network import NetworkOptions
@@ -24,6 +22,7 @@ from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import plan_training
+from sd_scripts.planning.trained_shapes import shapes_of
 from sd_scripts.settings.preflight import prompt_file
 from sd_scripts.training.compiling.compiler import Compiler, choose_automatically, wait_until_warm
 from sd_scripts.training.compiling.recovery import Recovery
@@ -101,7 +100,7 @@ class Trainer:
 
         checks = choose_automatically(
             context,
-            batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches),
+            shapes_of(settings, family.card, plan),
             steps=self.train_plan.max_steps - self.first,
         )
         context.at_end.enter_context(stream_for(context.device, records=records_steps(context)))

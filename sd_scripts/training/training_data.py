@@ -17,12 +17,11 @@ from sd_scripts.data.caches.latent_store import LatentStore
 from sd_scripts.data.caches.text_caching import TextStore, cache_text
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.plan.dataset import DataPlan, plan_data
-from sd_scripts.data.plan.epochs import BatchShape, ShortBatches, batch_shapes
+from sd_scripts.data.plan.epochs import BatchShape, ShortBatches
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import VAE, Components, FirstValues
 from sd_scripts.families.common.family import Family, TextOptions, Tokens
-from sd_scripts.families.common.objective import HighNoise
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.sampling import eval_mode, on_device
 from sd_scripts.options.compile import CompileMoreOptions
@@ -30,6 +29,7 @@ from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOp
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.planning.trained_shapes import shapes_of
 from sd_scripts.settings.checks import model_files as model_checks
 from sd_scripts.training.compiling.compiler import wait_until_warm
 from sd_scripts.training.compiling.recovery import Recovery
@@ -59,14 +59,8 @@ class TrainingData:
     def short_batches(self) -> ShortBatches:
         return self.context.settings[DatasetOptions].short_batches
 
-    def shapes(self) -> dict[BatchShape, int]:
-        return batch_shapes(self.plan, short_batches=self.short_batches)
-
-    @property
-    def high_noise(self) -> HighNoise:
-        """Draws the timesteps of batches that have two sizes."""
-        card = self.family.card
-        return HighNoise(settings=self.context.settings, tokens=card.plan.tokens, draw=self.family.draw_timesteps)
+    def shapes(self) -> dict[BatchShape, float]:
+        return shapes_of(self.context.settings, self.family.card, self.plan)
 
     @property
     def step_encoders(self) -> list[nn.Module]:
@@ -104,7 +98,7 @@ class TrainingData:
             short_batches=self.short_batches if plan is self.plan else "keep",
             accumulation=accumulation,
             pin_memory=self.context.device.type == "cuda",
-            at_high_noise=self.high_noise.decides if plan is self.plan and plan.smaller_buckets() else None,
+            at_high_noise=self.family.high_noise(self.context.settings).decides if plan.smaller_buckets() else None,
         )
 
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.plan.buckets import Extent
-from sd_scripts.families.cards.registry import cards
+from sd_scripts.families.cards.registry import card_of, cards
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.objective import HighNoise, flow_timesteps
 from sd_scripts.library.seeds import seed_from
+from sd_scripts.planning.trained_shapes import share_at_high_noise
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
 from tests.support.data import make_folder
@@ -26,15 +27,17 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
     ("flux", {"timestep_sampling": "flux_shift"}),
     ("flux", {"timestep_sampling": "uniform", "min_timestep": 200, "max_timestep": 900}),
     ("flux", {"timestep_sampling": "shift", "min_timestep": 300, "preserve_distribution_shape": True}),
+    ("flux", {"weighting_scheme": "logit_normal", "logit_mean": 0.4}),
+    ("flux", {"weighting_scheme": "mode"}),
+    ("flux2", {"timestep_sampling": "sigmoid", "sigmoid_scale": 1.5}),
+    ("qwen_image", {"timestep_sampling": "logsnr", "logit_mean": -1.0}),
     ("qwen_image", {"timestep_sampling": "qinglong_qwen"}),
     ("krea2", {"timestep_sampling": "krea2_shift"}),
 ]
 
 
 def high_noise_of(name: str, **values: Any) -> HighNoise:
-    family = family_of(name)
-    settings = Settings(script_for(name, "lora"), values)
-    return HighNoise(settings=settings, tokens=family.card.plan.tokens, draw=family.draw_timesteps)
+    return family_of(name).high_noise(Settings(script_for(name, "lora"), values))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -58,7 +61,9 @@ def test_a_timestep_is_distributed_as_without_the_option_and_those_of_a_batch_ar
         assert bool((batches[-1] > 0.7).any()) == high
     usual = flow_timesteps(20_000, 64 * 64, drawn.settings, generator, draw=drawn.draw)
     ours = torch.stack(batches)
-    assert 0.1 < float((ours > 0.7).float().mean()) < 0.9, "both sides are drawn"
+    planned = share_at_high_noise(drawn.settings, card_of(name), BUCKET)
+    assert 0.1 < planned < 0.9, "both sides are drawn"
+    assert float((usual > 0.7).float().mean()) == pytest.approx(planned, abs=0.012)
     for place in (0, 1):  # of a batch; the two depend on each other
         assert distance(ours[:, place], usual) < 1.63 * math.sqrt(1 / len(ours) + 1 / len(usual))
 
@@ -103,7 +108,8 @@ def test_a_run_with_two_sizes_resumes_exactly_and_its_validation_is_as_without(
     resumed = train(any_miniature, tmp_path / "resumed", **values, **states, resume=state)
     assert resumed.losses == whole.losses[2:]
     assert equal(resumed.tensors(), whole.tensors())
-    still = train(any_miniature, tmp_path / "still", **values, **states, unet_lr=0, learning_rate=0)
-    plain = train(any_miniature, tmp_path / "plain", **values, unet_lr=0, learning_rate=0)
+    unchanged = {**values, "learning_rate": 1e-20}
+    still = train(any_miniature, tmp_path / "still", **unchanged, highnoise_resolution="96")
+    plain = train(any_miniature, tmp_path / "plain", **unchanged)
     assert still.losses != plain.losses
     assert still.events_of("validation")[0]["loss"] == plain.events_of("validation")[0]["loss"]

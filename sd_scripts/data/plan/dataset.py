@@ -101,10 +101,10 @@ class DataPlan:
             counts[item.fit.bucket] += item.repeats
         return dict(sorted(counts.items()))
 
-    def smaller_buckets(self) -> dict[Extent, Extent]:
-        """Return the smaller size of each bucket that is trained at one at high noise."""
-        found = (items[0] for items in self.groups.values())
-        return {item.fit.bucket: item.smaller.fit.bucket for item in found if item.smaller}
+    def smaller_buckets(self) -> dict[tuple[int, Extent], Extent]:
+        """Return the smaller size of each dataset and bucket that is trained at one at high noise."""
+        smaller = {key: items[0].smaller for key, items in self.groups.items()}
+        return {key: item.fit.bucket for key, item in smaller.items() if item}
 
     @property
     def wants_masks(self) -> bool:

@@ -2,8 +2,8 @@
 
 from array import array
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
@@ -139,14 +139,38 @@ def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:
 
 
 def batch_shapes(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> dict[BatchShape, int]:
-    """Return how many batches of each shape an epoch has; it is the same in every epoch."""
+    """Return how many batches of each shape an epoch has; it is the same in every epoch. All are of the size of their
+    bucket."""
     shapes: Counter[BatchShape] = Counter()
+    for _, shape, count in _shapes_of_groups(plan, short_batches):
+        shapes[shape] += count
+    return dict(sorted(shapes.items()))
+
+
+def trained_shapes(
+    plan: DataPlan, share: Callable[[Extent], float], *, short_batches: ShortBatches = "keep"
+) -> dict[BatchShape, float]:
+    """Return how many batches of each shape an epoch has on average, with those of highnoise_resolution. `share`:
+    bucket -> the share of its batches at high noise."""
+    smaller = plan.smaller_buckets()
+    shapes: defaultdict[BatchShape, float] = defaultdict(float)
+    for dataset, shape, count in _shapes_of_groups(plan, short_batches):
+        if extent := smaller.get((dataset, shape.extent)):
+            high = share(shape.extent)
+            shapes[replace(shape, extent=extent)] += high * count
+            shapes[shape] += (1 - high) * count
+        else:
+            shapes[shape] += count
+    return dict(sorted(shapes.items()))
+
+
+def _shapes_of_groups(plan: DataPlan, short_batches: ShortBatches) -> Iterator[tuple[int, BatchShape, int]]:
+    """Yield dataset, shape and number of the batches of each group."""
     for (dataset, extent), items in plan.groups.items():
         size = plan.blueprint.datasets[dataset].batch_size
         full, rest = divmod(sum(item.repeats for item in items), size)
         if rest and short_batches == "keep":
-            shapes[BatchShape(extent=extent, images=rest)] += 1
+            yield dataset, BatchShape(extent=extent, images=rest), 1
         full += bool(rest) and short_batches == "fill"
         if full:
-            shapes[BatchShape(extent=extent, images=size)] += full
-    return dict(sorted(shapes.items()))
+            yield dataset, BatchShape(extent=extent, images=size), full

@@ -11,6 +11,7 @@ from typing import Any
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.kohya import KohyaFamily
 from sd_scripts.families.cards.memory_facts import MemoryFacts
+from sd_scripts.families.cards.noise_levels import share_above
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.clips import ClipOptions
@@ -18,6 +19,7 @@ from sd_scripts.options.generating.prompt_lines import CONTROL_CLIP, CONTROLS, E
 from sd_scripts.options.model import MODEL
 from sd_scripts.options.networks.layer_rules import Rules, Warn
 from sd_scripts.options.networks.network_args import NetworkArguments
+from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.spec import CAPABILITIES, Findings, OptionGroup, OptionValues
 
 Groups = tuple[type[OptionGroup], ...]
@@ -266,6 +268,9 @@ class PlanCard:
 
     tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
     """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
+    share_above: Callable[[FlowOptions, int, float], float] = share_above
+    """Options, tokens of an image, noise level -> the share of timesteps above this level, of a family of flow
+    matching."""
     graphs: GraphCounts | None = None
     """None: not known."""
     speeds: tuple[Speed, ...] = ()

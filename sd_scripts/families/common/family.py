@@ -20,7 +20,7 @@ from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.components import Components as Components
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
-from sd_scripts.families.common.objective import Draw, flow_validation_timesteps
+from sd_scripts.families.common.objective import Draw, HighNoise, flow_validation_timesteps
 from sd_scripts.families.common.opening import load_tokenizers, open_sources
 from sd_scripts.families.common.placing import Placement, blocks_to_swap, checkpoint_gradients
 from sd_scripts.families.common.quantizing import quantize_while_loading
@@ -281,6 +281,10 @@ class Family:
     """As `sample`, for several prompts that differ in their seeds alone: with the capability `batches`. The text
     outputs belong to one of them, and previews show the first."""
     saving: Saving = DENOISER_ALONE
+
+    def high_noise(self, settings: Settings) -> HighNoise:
+        """Return what draws the timesteps of a family of flow matching for batches of two sizes."""
+        return HighNoise(settings=settings, tokens=self.card.plan.tokens, draw=self.draw_timesteps)
 
     def check(self, settings: Settings) -> list[str]:
         """Return problems of the model files that names and headers reveal; nothing is loaded."""

@@ -7,6 +7,7 @@ from typing import cast
 from torch import Tensor
 
 from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.families.cards.noise_levels import shift_of
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
@@ -17,7 +18,7 @@ from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.flux.objective import guidance_vector, predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import grid_of
-from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas, shift_of
+from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families.cards.noise_levels import shift_of
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import qwen3
 from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
@@ -20,7 +21,7 @@ from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer, Modul
 from sd_scripts.families.flux2.text import LAYERS
 from sd_scripts.families.flux2.vae import make_vae
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, timestep_embedding
-from sd_scripts.library.diffusion.flow_timesteps import shift_of, shifted
+from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,

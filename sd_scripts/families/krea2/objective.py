@@ -7,20 +7,13 @@ from torch import Tensor, nn
 
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.krea2.card.timesteps import krea2_shift
 from sd_scripts.families.krea2.text import MASK, STATES
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
-from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, shift_of, shifted
+from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, shifted
 from sd_scripts.library.diffusion.noise import normal
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.settings import Settings
-
-MAX_TOKENS = 6400
-"""Tokens of an image for which the logarithm of the shift is 1.15; it is 0.5 for 256 tokens."""
-
-
-def krea2_shift(tokens: int) -> float:
-    """Return the shift for images of this many tokens: 2.48 for 1024x1024, 3.16 for 1280x1280."""
-    return shift_of(tokens, most=MAX_TOKENS)
 
 
 def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:

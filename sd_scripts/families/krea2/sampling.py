@@ -13,8 +13,9 @@ from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import apply_guidance, one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
+from sd_scripts.families.krea2.card.timesteps import krea2_shift
 from sd_scripts.families.krea2.model import Krea2Transformer
-from sd_scripts.families.krea2.objective import krea2_shift, predict
+from sd_scripts.families.krea2.objective import predict
 from sd_scripts.families.krea2.text import OUTPUTS
 from sd_scripts.families.krea2.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import grid_of

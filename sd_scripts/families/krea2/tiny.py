@@ -16,9 +16,9 @@ from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.tiny_causal_vae import AUTOENCODER, calibrate
 from sd_scripts.families.common.encoders.tiny_qwen3 import WIDTH, qwen3_tokenizer, tiny_config
 from sd_scripts.families.krea2.card import CARD
+from sd_scripts.families.krea2.card.timesteps import krea2_shift
 from sd_scripts.families.krea2.load import ROPE_THETA, TEXT_ENCODER
 from sd_scripts.families.krea2.model import Krea2Params, Krea2Transformer, Table
-from sd_scripts.families.krea2.objective import krea2_shift
 from sd_scripts.families.krea2.text import LAYERS
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
 from sd_scripts.library.diffusion.flow_timesteps import shifted

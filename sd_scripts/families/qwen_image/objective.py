@@ -8,22 +8,13 @@ from torch import Tensor, nn
 
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.qwen_image.card.timesteps import RARE, RARE_MEAN, qwen_shift
 from sd_scripts.families.qwen_image.text import MASK, STATES
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
-from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, shift_of, shifted
+from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, shifted
 from sd_scripts.library.diffusion.noise import normal
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.settings import Settings
-
-MAX_TOKENS, MAX_SHIFT = 8192, 0.9
-"""Logarithm of the shift for an image of this many tokens; less for smaller ones."""
-RARE, RARE_MEAN = 0.05, 5.36
-"""qinglong_qwen: the share of images whose timesteps come from logsnr instead, and its mean: hardly any noise."""
-
-
-def qwen_shift(tokens: int) -> float:
-    """Return the shift for images of this many tokens: 2.00 for 1024x1024, 2.30 for 1328x1328."""
-    return shift_of(tokens, most=MAX_TOKENS, highest=MAX_SHIFT)
 
 
 def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:

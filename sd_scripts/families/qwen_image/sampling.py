@@ -14,8 +14,9 @@ from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
+from sd_scripts.families.qwen_image.card.timesteps import qwen_shift
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
-from sd_scripts.families.qwen_image.objective import predict, qwen_shift
+from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import OUTPUTS
 from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import PATCH, grid_of

@@ -16,8 +16,8 @@ from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.tiny_causal_vae import AUTOENCODER, calibrate
 from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card import CARD
+from sd_scripts.families.qwen_image.card.timesteps import qwen_shift
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
-from sd_scripts.families.qwen_image.objective import qwen_shift
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage

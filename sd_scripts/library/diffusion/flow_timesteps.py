@@ -8,12 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from sd_scripts.families.cards.noise_levels import shift_of
 from sd_scripts.library.diffusion.noise import TIMESTEPS, normal
 from sd_scripts.options.optimization.flow import FlowOptions
-
-BASE_TOKENS, MAX_TOKENS = 256, 4096
-BASE_SHIFT, MAX_SHIFT = 0.5, 1.15
-"""Logarithms of the shift for images of this many tokens: larger images get more noise (Esser et al. 2024, 5.3.2)."""
 
 MIN_SIGMA = 1e-4
 """Smallest sigma that weights divide by the square of, or one image with hardly any noise would outweigh all others."""
@@ -36,13 +33,6 @@ def draw_sigmas(count: int, options: FlowOptions, tokens: int, generator: torch.
 def shifted(sigmas: Tensor, shift: float) -> Tensor:
     """Return the sigmas shifted: more noise for a shift above 1; 0 and 1 are kept."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
-
-
-def shift_of(tokens: int, most: int = MAX_TOKENS, highest: float = MAX_SHIFT) -> float:
-    """Return the shift for images of this many tokens: 1.65 for 256x256, 3.16 for 1024x1024. Its logarithm is `highest`
-    at `most` tokens."""
-    share = (tokens - BASE_TOKENS) / (most - BASE_TOKENS)
-    return math.exp(BASE_SHIFT + share * (highest - BASE_SHIFT))
 
 
 def sampling_sigmas(steps: int, shift: float) -> Tensor:

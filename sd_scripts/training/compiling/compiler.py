@@ -81,7 +81,7 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     return sizes * max(2 * max(family.blocks.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
 
 
-def choose_automatically(context: Context, shapes: Mapping[BatchShape, int], *, steps: int) -> bool:
+def choose_automatically(context: Context, shapes: Mapping[BatchShape, float], *, steps: int) -> bool:
     """Replace compile_auto by its choice for this many steps; return whether the run checks the choice."""
     settings = context.settings
     options = context.settings[CompileOptions]

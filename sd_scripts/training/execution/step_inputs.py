@@ -22,7 +22,7 @@ def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float 
     t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
     generator = data.context.generator(*key)
     if batch.high_noise is not None:
-        t = data.high_noise.timesteps(len(batch), batch.bucket, generator, high=batch.high_noise)
+        t = data.family.high_noise(settings).timesteps(len(batch), batch.bucket, generator, high=batch.high_noise)
     if experts := data.components.experts:
         if timestep is None:
             t = experts.draw(latents, settings, generator, data.context.number("experts", data.context.rank, *key))

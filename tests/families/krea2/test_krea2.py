@@ -23,11 +23,12 @@ from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.common.loading import shapes_of
 from sd_scripts.families.krea2.card import LONGEST
 from sd_scripts.families.krea2.card.memory_facts import BLOCK, MEMORY
+from sd_scripts.families.krea2.card.timesteps import krea2_shift
 from sd_scripts.families.krea2.full_size import modules
 from sd_scripts.families.krea2.load import BLOCK_LISTS, LAYOUTS, ROPE_THETA, TEXT_ENCODER
 from sd_scripts.families.krea2.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.krea2.model import Krea2Params, Krea2Transformer
-from sd_scripts.families.krea2.objective import draw_timesteps, krea2_shift, predict
+from sd_scripts.families.krea2.objective import draw_timesteps, predict
 from sd_scripts.families.krea2.sampling import prompt_captions, sample
 from sd_scripts.families.krea2.text import LAYERS, MASK, PREFIX, STATES, SUFFIX, TEMPLATE, encode_text, tokenize
 from sd_scripts.families.krea2.tiny import PARAMS, tiny_modules

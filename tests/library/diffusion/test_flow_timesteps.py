@@ -9,11 +9,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
+from sd_scripts.families.cards.noise_levels import shift_of
 from sd_scripts.library.diffusion.flow_timesteps import (
     draw_sigmas,
     loss_weights,
     sampling_sigmas,
-    shift_of,
     shifted,
     within_bounds,
 )

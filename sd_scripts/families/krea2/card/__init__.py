@@ -19,6 +19,7 @@ from sd_scripts.families.krea2.card.hub_files import FILES
 from sd_scripts.families.krea2.card.memory_facts import MEMORY
 from sd_scripts.families.krea2.card.options import RECOMMENDED, Krea2ModelOptions
 from sd_scripts.families.krea2.card.speeds import GRAPHS, SPEEDS
+from sd_scripts.families.krea2.card.timesteps import share_above
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -121,7 +122,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
+    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY, share_above=share_above),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=28, scale=5.5),
     recognition=RecognitionCard(
         hub_words=("krea-2", "krea2"),

@@ -20,6 +20,7 @@ from sd_scripts.families.qwen_image.card.hub_files import FILES
 from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
 from sd_scripts.families.qwen_image.card.speeds import GRAPHS
+from sd_scripts.families.qwen_image.card.timesteps import share_above
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -131,7 +132,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, memory=MEMORY),
+    plan=PlanCard(graphs=GRAPHS, memory=MEMORY, share_above=share_above),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
     recognition=RecognitionCard(
         hub_words=("qwen",),
