@@ -117,6 +117,7 @@ def _sample(item: Item, batch: Batch, row: int, listings: Listings) -> Mapping[s
         "path": str(item.path),
         "links": [*links, *([os.path.realpath(item.mask)] if item.mask else [])],
         "bucket": str(batch.extent.alone),
+        "high_noise": bool(batch.high_noise),
         "frames": item.span.frames if item.span else 0,
         "written": item.caption,
         "caption": batch.captions[row].text,

@@ -63,6 +63,8 @@ class ShownImage:
     """Of a part of a clip; 0: it is an image."""
     bucket: str = ""
     """Empty: not known."""
+    smaller: str = ""
+    """Its size at high noise; empty: the same."""
     resized: tuple[int, int] | None = None
     crop: tuple[float, float, float, float] | None = None
     """Left, top, width and height of what training sees, as shares of the image; without random crops."""
@@ -287,6 +289,7 @@ def _planned(item: Item, role: str, listings: Listings, crops: CropFacts) -> Sho
         role="regularisation" if subset.is_reg else role,
         size=item.size,
         dataset=item.dataset,
+        smaller=str(item.smaller.fit.bucket.alone) if item.smaller else "",
         frames=item.span.frames if item.span else 0,
         repeats=item.repeats,
         caption=item.caption,

@@ -50,6 +50,8 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "Buckets", _buckets(plan)
     yield "Cropped", _crops(plan)
     yield "Batch shapes", _shapes(plan)
+    if plan.smaller_share:
+        yield "High noise", f"{_percent(plan.smaller_share)} of the images at a smaller size, on average"
     epochs = f"{counted(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,}"
     each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
     processes = f" in each of {plan.processes} processes" if plan.processes > 1 else ""

@@ -23,6 +23,15 @@ def shapes_of(
     )
 
 
+def smaller_share(settings: Settings, card: FamilyCard, plan: DataPlan) -> float:
+    """Return the share of an epoch's images that are trained at their smaller size, on average."""
+    smaller = 0.0
+    for (_, bucket), items in plan.groups.items():
+        if items[0].smaller:
+            smaller += share_at_high_noise(settings, card, bucket) * sum(item.repeats for item in items)
+    return smaller / max(1, sum(item.repeats for item in plan.items))
+
+
 def share_at_high_noise(settings: Settings, card: FamilyCard, bucket: Extent) -> float:
     """Return the share of a bucket's timesteps above highnoise_sigma."""
     flow, noise = settings[FlowOptions], settings[NoiseOptions]

@@ -1,6 +1,6 @@
 """What a step is shown to see is what the trainer's loader gives to it."""
 
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,12 @@ import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.plan import dataset
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.dataset_view.step_view import answer_of, step_of
+from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.family import family_of
+from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
 from tests.dataset_view.test_view import settings_of
 from tests.support.data import make_folder, make_image, plan_data
@@ -69,6 +73,21 @@ def test_the_batches_of_a_step_are_the_loader_s_bit_for_bit(folder: Path) -> Non
             assert shown.mask is not None
             assert torch.equal(batch.pixels, shown.pixels)
             assert torch.equal(batch.mask, shown.mask)
+
+
+def test_a_step_at_high_noise_has_the_smaller_images_that_the_trainer_reads(folder: Path) -> None:
+    values: dict[str, Any] = {"resolution": "128", "max_bucket_reso": 256, "highnoise_resolution": "64", "seed": 3}
+    values |= {"timestep_sampling": "shift", "train_data_dir": str(folder), "max_train_steps": 12}
+    settings = Settings(script_for("flux", "lora"), settings_of().changed() | values)
+    plan = dataset.plan_data(settings, card_of("flux"), seed=3, warn=lambda _: None)
+    decides = family_of("flux").high_noise(settings).decides
+    loader = BatchLoader(BatchReader(plan, max_train_steps=12), warn=pytest.fail, at_high_noise=decides)
+    levels = set()
+    for number, batch in zip(range(1, 13), chain(loader.epoch(1), loader.epoch(2)), strict=False):
+        (sample,) = answer_of(settings, number)["samples"]
+        assert (sample["bucket"], sample["high_noise"]) == (str(batch.extent), batch.high_noise)
+        levels.add(batch.high_noise)
+    assert levels == {True, False}
 
 
 def test_a_step_names_its_images_and_both_captions(folder: Path) -> None:

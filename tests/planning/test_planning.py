@@ -412,6 +412,47 @@ def test_the_measured_table_is_for_its_gpu_and_size_alone(tmp_path: Path) -> Non
     assert plan(small, gpu=H200).step_time is None
 
 
+def test_steps_at_high_noise_are_planned_at_their_smaller_size(tmp_path: Path) -> None:
+    recommended = {"timestep_sampling": "shift", "discrete_flow_shift": 3.1582, "compile": True}
+    settings = settings_for(tmp_path, [SQUARE] * 10, FLUX_LORA, **recommended)
+    whole = plan(settings, gpu=H200)
+    mixed = plan(settings.replaced({"highnoise_resolution": "768"}), gpu=H200)
+    assert mixed.smaller_share == pytest.approx(0.619, abs=0.001)
+    assert "High noise    61.9 % of the images at a smaller size, on average" in lines(mixed)
+    assert [(shape.size, shape.batches) for shape in mixed.shapes] == [("768x768", 6), ("1024x1024", 4)]
+    assert (mixed.batches_per_epoch, mixed.steps_per_epoch, mixed.epochs) == (10, 10, 100)
+    assert whole.compile
+    assert mixed.compile
+    assert mixed.compile.graphs == 2 * (whole.compile.graphs or 0)
+    assert mixed.memory == whole.memory
+    assert whole.step_time
+    assert mixed.step_time
+    assert mixed.step_time.seconds / whole.step_time.seconds == pytest.approx(1 - 0.619 * (1 - 0.75**2), abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("script", "values", "sentence"),
+    [
+        (SDXL_LORA, {}, "highnoise_resolution: SDXL is not trained by flow matching; remove it"),
+        (
+            script_for("wan", "lora"),
+            {},
+            "highnoise_resolution: Wan is trained on clips, which have one size; remove it",
+        ),
+        (FLUX_LORA, {"max_timestep": 700}, "max_timestep = 700 is not above highnoise_sigma"),
+        (FLUX_LORA, {"min_timestep": 700}, "min_timestep = 700 is not below highnoise_sigma"),
+        (FLUX_LORA, {"highnoise_resolution": "1,x"}, "highnoise_resolution: '1,x' is neither one number nor width"),
+        (FLUX_LORA, {"highnoise_resolution": None, "highnoise_sigma": 0.5}, "highnoise_sigma: has no effect without"),
+    ],
+)
+def test_a_smaller_size_that_cannot_be_trained_is_reported(
+    script: Script, values: dict[str, Any], sentence: str
+) -> None:
+    settings = from_values(script, {"highnoise_resolution": "768", **values})
+    texts = map(str, (*settings.problems(), *settings.remarks))
+    assert any(sentence in text for text in texts)
+
+
 def test_every_deciding_option_exists() -> None:
     names = {o.name for script in SCRIPTS for group in script.groups for o in each_option(group)}
     assert {*DECIDING, *COMPILING, *NEARLY_EQUAL} <= names

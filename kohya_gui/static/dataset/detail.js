@@ -49,6 +49,7 @@ var ImageDetail = (() => {
     const rows = [
       ["Size", image.size ? `${sides(image.size)}${image.bytes ? `, ${weight(image.bytes)}` : ""}` : "not known"],
       image.bucket ? ["Bucket", `${image.bucket.replaceAll("x", " × ")}, ${scale(image)}, ${where}`] : ["Bucket", "none"],
+      image.smaller ? ["At high noise", image.smaller.replaceAll("x", " × ")] : null,
       image.varies.length ? ["Varies", `${image.varies.join(", ")}: different in every step`] : null,
       ROLES[image.role] ? ["Use", image.why ? `${ROLES[image.role]}: ${image.why}` : ROLES[image.role]] : null,
       image.role === "left out" ? null : ["Repeats", String(image.repeats)],

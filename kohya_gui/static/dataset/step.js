@@ -43,14 +43,14 @@ var StepView = (() => {
       return el("div", { class: "step-tokens" }, el("b", {}, title, cut ? el("em", {}, `, ${cut} cut off`) : null), el("p", {}, ...(parts.length ? parts : [el("em", {}, "no text")])));
     });
   const sampleOf = (sample) => {
-    const { image, mask, path, bucket, loss_weight: weight } = sample;
+    const { image, mask, path, bucket, high_noise: isAtHighNoise, loss_weight: weight } = sample;
     const name = ImageDetail.nameOf(path);
     return el(
       "figure",
       {},
       image ? img(`data:image/png;base64,${image}`, `${name} as this step sees it`) : el("p", { class: "cell-broken" }, "It cannot be shown."),
       mask ? el("div", { class: "quiet" }, "Mask: white is trained", img(`data:image/png;base64,${mask}`, `Mask of ${name}`, { class: "step-mask" })) : null,
-      el("figcaption", {}, el("b", {}, name), ` ${bucket}${weight === 1 ? "" : `, loss weight ${weight}`}`),
+      el("figcaption", {}, el("b", {}, name), ` ${bucket}${isAtHighNoise ? " at high noise" : ""}${weight === 1 ? "" : `, loss weight ${weight}`}`),
       ...captionOf(sample),
       el("div", { "data-tokens": "" }),
     );

@@ -128,7 +128,7 @@ def with_noise_level(batch: PlannedBatch, plan: DataPlan, place: int, at_high_no
     number, so that they train a step at the same size and none waits for another."""
     if not plan.groups[batch.dataset, batch.bucket][0].smaller:
         return batch
-    number = seed_from(plan.seed, "high noise", batch.epoch, place)
+    number = seed_from(plan.seed, "high_noise", batch.epoch, place)
     return replace(batch, high_noise=at_high_noise(batch.bucket, number))
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from sd_scripts.data.plan.blueprint import Subset
 from sd_scripts.data.plan.buckets import BucketFit, Buckets, Extent, fit_into
@@ -32,7 +33,7 @@ class Item(ImageRecord):
     controls: tuple["Item", ...] = ()
     span: Span | None = None
     """The frames of a clip; None: it is an image."""
-    smaller: "Item | None" = None
+    smaller: Self | None = None
     """The same image at highnoise_resolution; None: it is trained at one size."""
 
     @property

@@ -12,7 +12,7 @@ BASE_SHIFT, MAX_SHIFT = 0.5, 1.15
 TIMESTEPS = 1000
 NORMAL = NormalDist()
 LEAST_STD = 1e-6
-"""Smallest standard deviation that is told from 0."""
+"""Used in place of a smaller standard deviation, such as 0."""
 
 
 def shift_of(tokens: int, most: int = MAX_TOKENS, highest: float = MAX_SHIFT) -> float:

@@ -283,7 +283,7 @@ class Family:
     saving: Saving = DENOISER_ALONE
 
     def high_noise(self, settings: Settings) -> HighNoise:
-        """Return what draws the timesteps of a family of flow matching for batches of two sizes."""
+        """Return the draws of a family of flow matching for batches that have two sizes."""
         return HighNoise(settings=settings, tokens=self.card.plan.tokens, draw=self.draw_timesteps)
 
     def check(self, settings: Settings) -> list[str]:

@@ -55,10 +55,10 @@ def random_strength_without_noise(values: RunValues) -> Findings:
 def smaller_size_unsupported(values: RunValues) -> Findings:
     if not values[NoiseOptions].highnoise_resolution or values.card.has("smaller_at_high_noise"):
         return
-    why = f"{values.card.title} is not trained by flow matching"
     if values.card.clips:
-        why = f"clips of {values.card.title} are trained at one size"
-    yield "highnoise_resolution", f"{why}; remove it"
+        yield "highnoise_resolution", f"{values.card.title} is trained on clips, which have one size; remove it"
+    else:
+        yield "highnoise_resolution", f"{values.card.title} is not trained by flow matching; remove it"
 
 
 def smaller_size_of_all_or_none(values: RunValues) -> Findings:
@@ -73,7 +73,7 @@ def smaller_size_of_all_or_none(values: RunValues) -> Findings:
     elif low >= noise.highnoise_sigma:
         yield (
             "highnoise_resolution",
-            f"applies to all steps, since min_timestep = {noise.min_timestep} is above highnoise_sigma; resolution "
+            f"applies to all steps, since min_timestep = {noise.min_timestep} is not below highnoise_sigma; resolution "
             "does the same",
         )
 
