@@ -39,6 +39,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "eager": {},
         "compiled": COMPILED,
         "graphs": GRAPHS,
+        "graphs_high_noise": GRAPHS | {"highnoise_resolution": "768"},
         "eager_unrecorded": UNRECORDED,
         "compiled_unrecorded": COMPILED | UNRECORDED,
         "autotuned": AUTOTUNED,

@@ -134,6 +134,7 @@ def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
         "row": "graphs",
         "options": "compile, compile_mode = reduce-overhead",
         "median ms": "200.0",
+        "mean ms": "200.0",
         "of rounds": "100.0, 300.0",
         "min to p90": "100.0 to 300.0",
         "images/s": "20.00",

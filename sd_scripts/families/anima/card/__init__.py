@@ -65,13 +65,7 @@ CARD = FamilyCard(
     groups=(Qwen3Options, AnimaModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {
-            "batches",
-            "block_rates",
-            "blockwise_updates",
-            "flow_shift",
-            "fp8",
-            "offload_activations",
-            "own_vae",
+            *("batches", "block_rates", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"),
             "smaller_at_high_noise",
         }
     ),

@@ -62,12 +62,7 @@ CARD = FamilyCard(
     groups=(Qwen3Options, Flux2ModelOptions, FlowOptions, MemoryOptions, ControlOptions),
     capabilities=frozenset(
         {
-            "batches",
-            "blockwise_updates",
-            "control_images",
-            "fp8",
-            "offload_activations",
-            "own_vae",
+            *("batches", "blockwise_updates", "control_images", "fp8", "offload_activations", "own_vae"),
             "smaller_at_high_noise",
         }
     ),
