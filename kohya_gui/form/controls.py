@@ -326,10 +326,24 @@ class Form:
         read_names = self.controls if names is None else [name for name in names if name in self.controls]
         return {name: given(self.options[name], data[self.controls[name]]) for name in read_names}
 
-    def write(self, values: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Remark]]:
-        """Return updates by control for the defaults overlaid by `values`, and remarks on values it cannot show."""
-        full, remarks = self.complete(values)
+    def write(self, values: Mapping[str, Any], family: str = "") -> tuple[dict[Any, Any], list[Remark]]:
+        """Return updates by control for a family's defaults overlaid by `values`, and remarks on values it cannot
+        show."""
+        full, remarks = self.complete(values, family)
         return {c: shown(self.options[name], full[name]) for name, c in self.controls.items()}, remarks
+
+    def defaults_of(self, family: str, before: str, data: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return updates of the controls that show the default of the family `before`, where this family's differs."""
+        options = {name: self.options[name] for name in self.with_own_defaults()}
+        return {
+            self.controls[name]: shown(options[name], options[name].default_for(family))
+            for name, value in self.read(data, options).items()
+            if value == options[name].default_for(before) != options[name].default_for(family)
+        }
+
+    def with_own_defaults(self) -> list[str]:
+        """Return the options that have a different default for some family."""
+        return [name for name in self.controls if self.options[name].family_defaults]
 
     def changed(self, updates: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
         """Drop updates of controls that already have the value: each write costs the browser milliseconds."""
@@ -340,13 +354,13 @@ class Form:
         """Return the values of the controls of a fresh page."""
         return {c: c.value for c in self.controls.values()}
 
-    def complete(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:
-        """Return the defaults overlaid by `values`; an invalid value gives a remark and the default stays."""
+    def complete(self, values: Mapping[str, Any], family: str = "") -> tuple[dict[str, Any], list[Remark]]:
+        """Return a family's defaults overlaid by `values`; an invalid value gives a remark and the default stays."""
         full: dict[str, Any] = {}
         remarks = []
         for name in self.controls:
             option = self.options[name]
-            full[name] = option.default
+            full[name] = option.default_for(family)
             if name not in values:
                 continue
             read = option.read(values[name])
@@ -368,7 +382,7 @@ class Form:
 
     def begin(self, values: Mapping[str, Any], family: str) -> None:
         """Fill a fresh page with the defaults overlaid by `values`."""
-        full, _ = self.complete(values)
+        full, _ = self.complete(values, family)
         for name, component in self.controls.items():
             component.value = shown(self.options[name], full[name])
         for row, update in self.advised(full).items():

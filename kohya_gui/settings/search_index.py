@@ -125,6 +125,7 @@ def _entry(form: Form, option: Option) -> dict[str, Any]:
         "lines": option.many and option.type is str,
         "within": option.within if kind(option) == "slider" else None,
         "methods": option.methods if option.methods != ALL_METHODS else (),
+        "defaults": {family: shown(option, default) for family, default in option.family_defaults.items()},
     }
     return {
         "label": option.label.removesuffix(f" ({option.name})"),

@@ -42,7 +42,7 @@ class Preset:
 
     def value(self, option: Option) -> Any:
         """Return the option's value as the value of its control."""
-        return shown(option, self.values.get(option.name, option.default))
+        return shown(option, self.values.get(option.name, option.default_for(preset_family(self.name) or "")))
 
 
 @functools.cache

@@ -171,6 +171,8 @@ class Option:
     """Method -> text added to the help for that method."""
     family_notes: tuple[tuple[Families, str], ...] = ()
     """(Families, text added to the help for them)."""
+    family_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Family -> its own default."""
     choices: tuple[Any, ...] = ()
     choice_labels: Mapping[Any, str] = dataclasses.field(default_factory=dict)
     """Choice -> its name in the page, if that is not the choice itself."""
@@ -219,13 +221,18 @@ class Option:
     placeholder: str = ""
 
     def for_family(self, family: str) -> "Option":
-        """Return this option as a family has it: its choices and its notes."""
+        """Return this option as a family has it: its default, its choices and its notes."""
         others = {choice for choice, takers in self.family_choices.items() if family not in takers}
         choices = tuple(choice for choice in self.choices if choice not in others)
         notes = tuple(each for each in self.family_notes if family in each[0])
-        if others or len(notes) < len(self.family_notes):
-            return dataclasses.replace(self, choices=choices, family_notes=notes)
+        if others or len(notes) < len(self.family_notes) or family in self.family_defaults:
+            default = self.default_for(family)
+            return dataclasses.replace(self, default=default, choices=choices, family_notes=notes)
         return self
+
+    def default_for(self, family: str) -> Any:
+        """Return the default of a family."""
+        return self.family_defaults.get(family, self.default)
 
     def help_parts(self, method: str) -> list[tuple[Families | None, str]]:
         """Return the parts of the help text for a method, in order, and the families that each is for; None: all."""

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sd_scripts.families.cards.registry import cards
 from sd_scripts.options.clips import ClipOptions
@@ -203,11 +204,19 @@ def _kind(o: Option) -> str:
 
 
 def _default(o: Option) -> str:
-    if o.default is None or o.default == []:
+    titles: dict[Any, list[str]] = {}
+    for family, default in o.family_defaults.items():
+        titles.setdefault(default, []).append(FAMILY_TITLES[family])
+    own = (f"{_value(o, default)} for {', '.join(families)}" for default, families in titles.items())
+    return "; ".join([_value(o, o.default), *own])
+
+
+def _value(o: Option, value: Any) -> str:
+    if value is None or value == []:
         return "unset"
     if o.type is bool:
-        return "on" if o.default else "off"
-    return f"`{o.default}`" if o.default != "" else "empty"
+        return "on" if value else "off"
+    return f"`{value}`" if value != "" else "empty"
 
 
 def _help(o: Option) -> str:

@@ -1,4 +1,4 @@
-"""Joins options with the cards of the families: for which of them an option works, with which choices and notes."""
+"""Joins options with the cards of the families: for which an option works, with which default, choices and notes."""
 
 import functools
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ def each_option(group: type[OptionGroup]) -> Iterator[Option]:
 @functools.cache
 def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
     own = [card for card in cards() if group in card.groups]
-    return tuple(_joined(option, own or list(cards())) for option in declared_options(group))
+    return tuple(_joined(option, own) for option in declared_options(group))
 
 
 def _joined(option: Option, cards_with_group: list[FamilyCard]) -> Option:
     name = option.name
-    capable = [card for card in cards_with_group if option.needs in ("", *card.capabilities)]
+    capable = [card for card in cards_with_group or cards() if option.needs in ("", *card.capabilities)]
     own_choices = {card.name: card.choices[name] for card in cards() if name in card.choices}
     words = dict.fromkeys(word for choices in own_choices.values() for word in choices)
     family_choices = {
@@ -30,6 +30,7 @@ def _joined(option: Option, cards_with_group: list[FamilyCard]) -> Option:
     }
     return replace(
         option,
+        family_defaults={card.name: card.defaults[name] for card in cards_with_group if name in card.defaults},
         choices=(*option.choices, *family_choices) if option.choices else (),
         families=tuple(card.name for card in capable),
         family_notes=tuple((_noted_with(card.name, name), card.notes[name]) for card in cards() if name in card.notes),

@@ -73,7 +73,8 @@ class Settings:
         """Unknown keys of the file, kept so that saving writes them back."""
         if strange := values.keys() - self.options:
             raise ValueError(f"unknown option: {', '.join(sorted(strange))}")
-        read = {name: self.options[name].read(value) for name, value in values.items()}
+        read = {name: o.default for name, o in self.options.items() if script.family in o.family_defaults}
+        read |= {name: self.options[name].read(value) for name, value in values.items()}
         self.filled = {g: g(**{o.name: read[o.name] for o in each_option(g) if o.name in read}) for g in script.groups}
         self._located = {group: self._locate(filled) for group, filled in self.filled.items()}
         self._contents: dict[tuple[Callable[[Path], Any], Path], Any] = {}

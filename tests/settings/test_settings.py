@@ -11,6 +11,7 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
 from sd_scripts.settings.reading import from_values
@@ -53,6 +54,20 @@ def test_a_start_needs_a_model_images_a_size_and_an_output_folder():
 def test_only_values_that_differ_from_the_defaults_are_written():
     chosen = settings(compile=False, compile_dynamic="auto", compile_cache_size_limit=0, network_dim=16)
     assert chosen.changed() == {**START, "network_dim": 16}
+
+
+def test_a_family_has_the_defaults_that_its_own_scripts_have_elsewhere():
+    settings = from_values(script_for("anima", "lora"), {"discrete_flow_shift": 3.0})
+    assert settings[FlowOptions].timestep_sampling == "sigmoid"  # sd-scripts' anima_train_network.py
+    assert settings.changed() == {"discrete_flow_shift": 3.0}  # a default of other families
+    musubi = from_values(script_for("hunyuan_video", "lora"), {"timestep_sampling": "shift"})
+    assert (musubi[FlowOptions].discrete_flow_shift, musubi[FlowOptions].guidance_scale) == (1.0, 1.0)
+    assert from_values(FLUX_LORA, {"guidance_scale": 1.0}).changed() == {"guidance_scale": 1.0}
+
+
+def test_defaults_get_no_remark_that_they_have_no_effect():
+    remarks = from_values(script_for("anima", "lora"), {}).remarks
+    assert not [str(remark) for remark in remarks if remark.name in ("timestep_sampling", "discrete_flow_shift")]
 
 
 def test_a_changed_compile_option_is_kept_while_compile_is_off():

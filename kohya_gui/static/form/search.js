@@ -21,7 +21,8 @@
 
   const text = (value) => String(value ?? "");
   const valueOf = (entry) => (entry.tab === tab ? Drafts.value(tab, entry.name) : undefined);
-  const isSet = (entry) => valueOf(entry) !== undefined && text(valueOf(entry)) !== text(entry.default);
+  const defaultOf = (entry) => entry.defaults?.[Drafts.draft(entry.tab)?.family] ?? entry.default;
+  const isSet = (entry) => valueOf(entry) !== undefined && text(valueOf(entry)) !== text(defaultOf(entry));
   const obstacleOf = (entry) => (entry.tab === tab ? Forms.obstacle(tab, entry.name) : null);
 
   // The dialog: a combobox with a list of hits, and the setting that is chosen in it
@@ -144,7 +145,7 @@
     const note = entry.notes?.[index.tabs[entry.tab].method];
     const facts = [
       ["Value", entry.choices?.length ? `${entry.type}: ${entry.choices.join(", ")}` : entry.type],
-      ["Default", text(entry.default === true ? "on" : entry.default === false ? "off" : entry.default) || entry.unset || "empty"],
+      ["Default", text({ true: "on", false: "off" }[defaultOf(entry)] ?? defaultOf(entry)) || entry.unset || "empty"],
       ["Section", `${index.tabs[entry.tab].title} › ${entry.section}${entry.panels.at(-1).endsWith("-more") ? " › More" : ""}`],
     ];
     if (entry.methods) facts.push(["For", titles(entry.methods, index.methods)]);
@@ -188,7 +189,7 @@
     field.addEventListener("change", () => put(read(entry, field)));
     const isOneLine = field.matches("input:not([type=checkbox])");
     if (isOneLine) field.addEventListener("keydown", ({ key }) => key === "Enter" && input.focus()); // which commits it, too
-    const reset = button("Reset", () => (enter(field, entry.default), put(entry.default)), { title: "Set the default", hidden: !isSet(entry) });
+    const reset = button("Reset", () => (enter(field, defaultOf(entry)), put(defaultOf(entry))), { title: "Set the default", hidden: !isSet(entry) });
     return el("div", { class: "search-edit" }, field, reset, problem);
   };
   /** Write the new value into the row of the hit. */

@@ -306,6 +306,8 @@ class FamilyCard:
     """Keys of CAPABILITIES."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Option -> values that it takes for this family only."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Option of its groups -> its own default: the one that sd-scripts or musubi-tuner has for the family."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Option -> sentences added to its help; on the page for this family and those derived from it only."""
     files: FilesCard = field(default_factory=FilesCard)

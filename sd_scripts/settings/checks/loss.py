@@ -90,9 +90,10 @@ READ_WITH: dict[str, tuple[str, Callable[[str], bool]]] = {
 
 def timestep_options_without_effect(values: RunValues) -> Findings:
     objective = values[FlowOptions]
+    defaults = values.card.defaults
     for name, (choice, reads) in READ_WITH.items():
         chosen = getattr(objective, choice)
-        if not reads(chosen) and getattr(objective, name) != getattr(FlowOptions, name):
+        if not reads(chosen) and getattr(objective, name) != defaults.get(name, getattr(FlowOptions, name)):
             yield name, f"has no effect with {choice} = {chosen}"
     how = objective.timestep_sampling
     scheme = objective.weighting_scheme

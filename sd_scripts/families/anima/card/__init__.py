@@ -1,10 +1,10 @@
 """Anima, as the page, the options and the file recognition see it."""
 
-from sd_scripts.families.anima.card.checks import PROBLEMS, REMARKS
+from sd_scripts.families.anima.card.checks import PROBLEMS
 from sd_scripts.families.anima.card.hub_files import FILES
 from sd_scripts.families.anima.card.kohya import KOHYA
 from sd_scripts.families.anima.card.memory_facts import MEMORY
-from sd_scripts.families.anima.card.options import LONGEST, RECOMMENDED, AnimaModelOptions
+from sd_scripts.families.anima.card.options import DEFAULTS, LONGEST, AnimaModelOptions
 from sd_scripts.families.anima.card.speeds import GRAPHS, SPEEDS
 from sd_scripts.families.cards.family_card import (
     DENOISER,
@@ -69,22 +69,21 @@ CARD = FamilyCard(
             "smaller_at_high_noise",
         }
     ),
+    defaults=DEFAULTS,
     notes={
         "qwen3": "Anima reads Qwen3-0.6B base, such as qwen_3_06b_base.safetensors.",
         "vae": "Anima's files and folders have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors.",
-        "timestep_sampling": "sigmoid is sd-scripts' default for Anima.",
         "network_args": "Anima: exclude_patterns and include_patterns, lists of regular expressions: layers that are "
         "not adapted, and exceptions to them, such as modulations; train_llm_adapter=True adapts the LLM adapter too.",
         "blocks_to_swap": "Anima takes up to 26.",
         "block_lr": "Anima has 6: self-attention, cross-attention, MLPs, modulations, LLM adapter, everything else.",
     },
     page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train mostly at high noise.",
+        recommended={"timestep_sampling": DEFAULTS["timestep_sampling"]},
+        recommended_note="It is sd-scripts' default for Anima.",
         model_panel=("qwen3", "llm_adapter_path"),
         use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
         kohya=KOHYA,
-        demo=RECOMMENDED,
     ),
     files=FilesCard(
         components=(
@@ -154,7 +153,6 @@ CARD = FamilyCard(
     ),
     hub=HubCard(model=HUB_MODEL, tags=("anima",), files=FILES),
     problems=PROBLEMS,
-    remarks=REMARKS,
     aliases={
         "text_encoder": "qwen3",
         "unsloth_offload_checkpointing": "cpu_offload_checkpointing",

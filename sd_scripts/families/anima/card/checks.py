@@ -1,7 +1,6 @@
 """Rules between options that concern Anima only; see `settings/checks/between.py`."""
 
-from sd_scripts.families.anima.card.options import PARTS, RECOMMENDED
-from sd_scripts.families.cards.flow_checks import recommends
+from sd_scripts.families.anima.card.options import PARTS
 from sd_scripts.options.full import FullOptions
 from sd_scripts.options.spec import Findings, OptionValues
 
@@ -14,4 +13,3 @@ def block_lr_of_another_length(values: OptionValues) -> Findings:
 
 
 PROBLEMS = (block_lr_of_another_length,)
-REMARKS = (recommends("Anima", RECOMMENDED),)

@@ -2,8 +2,8 @@
 
 from sd_scripts.options.spec import OptionGroup, option, path_option, switch
 
-RECOMMENDED = {"timestep_sampling": "sigmoid"}
-"""Values that train Anima well: sd-scripts' defaults for it."""
+DEFAULTS = {"timestep_sampling": "sigmoid", "discrete_flow_shift": 1.0}
+"""sd-scripts' defaults for Anima."""
 LONGEST = 512
 """Tokens of a caption, in Qwen3's and in T5's; longer ones are truncated."""
 PARTS = {"llm_adapter.": 4, "adaln_modulation": 3, ".self_attn.": 0, ".cross_attn.": 1, ".mlp.": 2}

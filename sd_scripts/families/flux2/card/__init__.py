@@ -14,6 +14,7 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.flux2.card.hub_files import FILES
 from sd_scripts.families.flux2.card.memory_facts import KLEIN_4B, KLEIN_9B
@@ -68,6 +69,7 @@ CARD = FamilyCard(
     ),
     needs_controls=False,
     choices={"timestep_sampling": ("flux2_shift",)},
+    defaults=MUSUBI,
     notes={
         "pretrained_model_name_or_path": f"FLUX.2 klein's IDs are {HUB_MODEL} and its 9B counterpart.",
         "qwen3": "FLUX.2 klein 4B reads Qwen3-4B, klein 9B Qwen3-8B.",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED
 from sd_scripts.families.flux.card import CARD as FLUX
 from sd_scripts.families.flux.card import TRANSFORMERS
 from sd_scripts.families.flux.card.options import RECOMMENDED
@@ -36,6 +37,7 @@ CARD = replace(
     },
     groups=(*FLUX.groups, ControlOptions),
     capabilities=FLUX.capabilities | {"control_images"},
+    defaults=MUSUBI_GUIDED,
     notes={"pretrained_model_name_or_path": f"FLUX.1 Kontext's ID is {HUB_MODEL}."},
     page=replace(
         FLUX.page,

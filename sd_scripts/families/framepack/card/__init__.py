@@ -15,6 +15,7 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.framepack.card.hub_files import FILES
 from sd_scripts.families.framepack.card.memory_facts import MEMORY, tokens
@@ -64,10 +65,11 @@ CARD = replace(
     capabilities=HUNYUAN_VIDEO.capabilities | {"control_images", "start_image"},
     clips=ClipFacts(fps=30, frame_step=SECTION, begin_with_image=True),
     token_multiple=64,  # context that is four times coarser has whole tokens too
+    defaults=MUSUBI_GUIDED,
     notes={
         "pretrained_model_name_or_path": f"FramePack's ID is {HUB_MODEL}: a folder or file of the transformer.",
         "vae": "FramePack's is HunyuanVideo's VAE, such as hunyuan_video_vae_bf16.safetensors.",
-        "discrete_flow_shift": "The default suits FramePack.",
+        "discrete_flow_shift": "3 suits FramePack.",
         "guidance_scale": "For FramePack 1.0 is recommended; the model reads 1000 times its value.",
         "network_args": "FramePack: exclude_patterns and include_patterns, as HunyuanVideo.",
         "blocks_to_swap": "FramePack takes up to 37, and each saves about 0.6 GB.",

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from sd_scripts.formats.words import is_whole_number
 from sd_scripts.options.spec import OptionGroup, option, path_option, switch
 
-RECOMMENDED = {"timestep_sampling": "shift", "guidance_scale": 1.0}
-"""Values that train FramePack well, with the default shift of 3; the defaults are sd-scripts'."""
+RECOMMENDED = {"timestep_sampling": "shift", "discrete_flow_shift": 3.0, "guidance_scale": 1.0}
+"""Values that train FramePack well; the other defaults are musubi-tuner's."""
 LAST = 28
 """The last place of what a section sees."""
 

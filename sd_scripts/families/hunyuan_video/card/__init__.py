@@ -15,6 +15,7 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.hunyuan_video.card.hub_files import FILES
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
@@ -121,6 +122,7 @@ CARD = FamilyCard(
         {"blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae", "start_image"}
     ),
     clips=ClipFacts(fps=24, from_image={TEXT_TO_VIDEO: False, IMAGE_TO_VIDEO: True}),
+    defaults=MUSUBI_GUIDED,
     notes={
         "pretrained_model_name_or_path": f"HunyuanVideo's ID is {HUB_MODEL}.",
         "vae": "HunyuanVideo's files have none: choose its VAE, such as hunyuan_video_vae_bf16.safetensors. Not needed "

@@ -14,6 +14,7 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.krea2.card.hub_files import FILES
 from sd_scripts.families.krea2.card.memory_facts import MEMORY
@@ -65,6 +66,7 @@ CARD = FamilyCard(
         {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
     ),
     choices={"timestep_sampling": ("krea2_shift",)},
+    defaults=MUSUBI,
     notes={
         "pretrained_model_name_or_path": f"Krea 2's ID is {HUB_MODEL}. Train Raw, from which Turbo was distilled.",
         "vae": "Krea 2's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for "

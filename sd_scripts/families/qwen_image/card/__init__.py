@@ -14,6 +14,7 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.qwen_image.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.qwen_image.card.hub_files import FILES
@@ -73,6 +74,7 @@ CARD = FamilyCard(
         {"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
     ),
     choices={"timestep_sampling": ("qwen_shift", "logsnr", "qinglong_qwen")},
+    defaults=MUSUBI,
     notes={
         "pretrained_model_name_or_path": f"Qwen-Image's ID is {HUB_MODEL}.",
         "vae": "Qwen-Image's files have none: choose its VAE, such as qwen_image_vae.safetensors. Not needed for a "

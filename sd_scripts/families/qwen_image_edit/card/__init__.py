@@ -4,6 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.qwen_image.card import CARD as QWEN_IMAGE
 from sd_scripts.families.qwen_image.card import PREFIXES, TRANSFORMER, ZERO_COND_T
 from sd_scripts.families.qwen_image_edit.card.checks import version_without_training
@@ -71,6 +72,7 @@ CARD = replace(
     groups=(*QWEN_IMAGE.groups, ControlOptions),
     capabilities=QWEN_IMAGE.capabilities | {"control_images"},
     longest_control=200,  # in the image processor of its text encoder
+    defaults=MUSUBI,
     notes={
         "pretrained_model_name_or_path": f"Qwen-Image-Edit's IDs are {FIRST_MODEL}, {HUB_MODEL} and {MODEL_2511}.",
         "model_version": "For Qwen-Image-Edit edit, edit-2509 or edit-2511. Default: what the model specifies, else "

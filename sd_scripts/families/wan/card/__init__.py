@@ -15,6 +15,7 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.wan.card.experts import trains_both
@@ -86,6 +87,7 @@ CARD = FamilyCard(
         }
     ),
     clips=ClipFacts(fps=16, controlled=frozenset(variant_of(FUN_CONTROL, size) for size in ("14B", "1.3B", ""))),
+    defaults=MUSUBI,
     notes={
         "pretrained_model_name_or_path": f"Wan's ID is {HUB_MODEL}.",
         "vae": "Wan's files have none: choose its VAE, Wan2.1_VAE.pth or wan_2.1_vae.safetensors. Not needed for a "

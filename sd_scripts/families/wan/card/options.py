@@ -5,8 +5,8 @@ from typing import Literal
 
 from sd_scripts.options.spec import Findings, OptionGroup, option, optional, path_option
 
-RECOMMENDED = {"timestep_sampling": "shift"}
-"""Values that train Wan well, with the default discrete_flow_shift = 3; the default here is sd-scripts'."""
+RECOMMENDED = {"timestep_sampling": "shift", "discrete_flow_shift": 3.0}
+"""Values that train Wan well; the defaults are musubi-tuner's."""
 
 
 class WanModelOptions(OptionGroup, title="Wan model"):

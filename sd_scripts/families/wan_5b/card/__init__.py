@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import VAE, PanelCard
+from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.wan.card import AUTOENCODER, DIFFUSERS, OFFICIAL, PATCH, PREFIXES, VAES
 from sd_scripts.families.wan.card import CARD as WAN
 from sd_scripts.families.wan.card.memory_facts import latent_frames, memory_of
@@ -47,6 +48,7 @@ CARD = replace(
     capabilities=WAN.capabilities - {"control_clips", "end_image", "experts"},
     groups=(*(group for group in WAN.groups if group is not ControlOptions), Wan5BOptions),
     clips=ClipFacts(fps=24, bucket_steps=32),
+    defaults=MUSUBI,
     notes={
         "pretrained_model_name_or_path": f"Wan 2.2 5B's ID is {HUB_MODEL}.",
         "vae": "Wan 2.2 5B has a VAE of its own: Wan2.2_VAE.pth or wan2.2_vae.safetensors.",

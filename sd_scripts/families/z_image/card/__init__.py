@@ -14,6 +14,7 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.z_image.card.checks import REMARKS
 from sd_scripts.families.z_image.card.hub_files import FILES
@@ -61,6 +62,7 @@ CARD = FamilyCard(
     capabilities=frozenset(
         {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
     ),
+    defaults=MUSUBI,
     notes={
         "pretrained_model_name_or_path": f"Z-Image's IDs are {HUB_MODEL} and {TURBO_MODEL}.",
         "qwen3": "Z-Image reads Qwen3-4B.",
