@@ -1,4 +1,7 @@
-"""Which layers of a transformer a LoRA adapts: exclude_patterns and include_patterns, as in musubi-tuner."""
+"""Which layers of a transformer a LoRA adapts: exclude_patterns and include_patterns, as in musubi-tuner.
+
+And at which ranks and learning rates: network_reg_dims and network_reg_lrs, as in sd-scripts for Anima.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sd_scripts.options.networks.layer_rules import Rank, Rules, Warn
+from sd_scripts.options.networks.layer_rules import Rank, Rate, Rules, Warn
+from sd_scripts.options.networks.matched_layers import Matched, matched_ranks, matched_rate, matched_rates
 from sd_scripts.options.networks.network_args import NetworkArguments
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ class PatternRules(Rules):
 
     exclude: Patterns
     include: Patterns
+    ranks: Matched[int]
+    rates: Matched[float]
     paths: dict[str, str] = field(default_factory=dict)
     """Name in LoRA files -> path of the layer, which the patterns match whole."""
 
@@ -36,9 +42,15 @@ class PatternRules(Rules):
 
     def rank(self, name: str, conv: bool, default: Rank) -> Rank:
         path = self.paths.get(name)
-        if path is None or not _matches(self.exclude, path) or _matches(self.include, path):
+        if path is None:
             return default
-        return default._replace(dim=0)
+        if _matches(self.exclude, path) and not _matches(self.include, path):
+            return default._replace(dim=0)
+        return default._replace(dim=next((dim for pattern, dim in self.ranks if pattern.fullmatch(path)), default.dim))
+
+    def rate(self, name: str, default: float) -> Rate | None:
+        path = self.paths.get(name, "")
+        return matched_rate(self.rates, lambda pattern: pattern.fullmatch(path), default)
 
 
 def _matches(patterns: Patterns, path: str) -> bool:
@@ -53,7 +65,12 @@ def read_rules(arguments: NetworkArguments, warn: Warn, *, title: str, excluded:
     if arguments.flag("verbose"):
         warn("network_args: verbose has no effect; the saved file names every layer with its rank")
     always = (re.compile(excluded),) if excluded else ()
-    rules = PatternRules(exclude=always + _patterns(EXCLUDE, arguments), include=_patterns(INCLUDE, arguments))
+    rules = PatternRules(
+        exclude=always + _patterns(EXCLUDE, arguments),
+        include=_patterns(INCLUDE, arguments),
+        ranks=matched_ranks(arguments),
+        rates=matched_rates(arguments),
+    )
     if rules.include and not rules.exclude:
         warn(f"network_args: {INCLUDE} has no effect without {EXCLUDE}, whose exceptions it lists")
     return rules

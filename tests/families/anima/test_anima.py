@@ -32,7 +32,7 @@ from sd_scripts.library.text.tokenizers import shipped_qwen, shipped_t5
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.options.networks.layer_rules import Rank
+from sd_scripts.options.networks.layer_rules import Rank, Rate
 from sd_scripts.options.networks.network_args import NetworkArguments
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
@@ -178,6 +178,28 @@ def test_lora_adapts_attention_and_mlps_unless_told_otherwise() -> None:
     encoder = {target.name(path): path for path, _ in adaptable(modules[TEXT_ENCODER], target, conv=False)}
     assert len(encoder) == reference["counts"]["text_encoder"]
     assert encoder.items() >= reference["text_encoder"].items()
+
+
+def test_patterns_that_match_a_whole_path_give_ranks_and_learning_rates_as_in_sd_scripts() -> None:
+    modules = full_size()
+    arguments = {
+        "network_reg_dims": r".*mlp\.layer1=8,.*mlp.*=0,blocks.0=2",
+        "network_reg_lrs": r".*self_attn.*=5e-5,.*q_proj=0",
+    }
+    rules = card_of("anima").network_rules(NetworkArguments(arguments), lambda text: None)
+    rules.check(modules[DENOISER])
+    names = {path: TRANSFORMER.name(path) for path, _ in adaptable(modules[DENOISER], TRANSFORMER, conv=False)}
+    dims = {path: rules.rank(name, False, Rank(4, 1.0)).dim for path, name in names.items()}
+    assert (dims["blocks.0.mlp.layer1"], dims["blocks.0.mlp.layer2"], dims["blocks.0.self_attn.q_proj"]) == (8, 0, 4)
+    assert dims["llm_adapter.blocks.0.mlp.0"] == dims["blocks.0.adaln_modulation_mlp.1"] == 0  # excluded first
+    own = {path: rules.rate(name, 1e-4) for path, name in names.items()}
+    assert own["blocks.0.self_attn.q_proj"] == Rate(5e-5, "_reg_lr_0")
+    assert own["blocks.0.cross_attn.q_proj"] is None
+    assert own["blocks.0.cross_attn.k_proj"] == Rate(1e-4)
+    for wrong in ("mlp", "mlp(=4", "mlp=x", "mlp=-1"):
+        with pytest.raises(ValueError, match=r"^network_args: network_reg_dims") as error:
+            card_of("anima").network_rules(NetworkArguments({"network_reg_dims": wrong}), lambda text: None)
+        assert "\n" not in str(error.value)
 
 
 def test_the_plan_counts_what_the_model_has() -> None:

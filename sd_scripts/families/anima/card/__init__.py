@@ -74,7 +74,8 @@ CARD = FamilyCard(
         "qwen3": "Anima reads Qwen3-0.6B base, such as qwen_3_06b_base.safetensors.",
         "vae": "Anima's files and folders have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors.",
         "network_args": "Anima: exclude_patterns and include_patterns, lists of regular expressions: layers that are "
-        "not adapted, and exceptions to them, such as modulations; train_llm_adapter=True adapts the LLM adapter too.",
+        "not adapted, and exceptions to them, such as modulations; network_reg_dims and network_reg_lrs, regular "
+        "expressions with a rank or a learning rate; train_llm_adapter=True adapts the LLM adapter too.",
         "blocks_to_swap": "Anima takes up to 26.",
         "block_lr": "Anima has 6: self-attention, cross-attention, MLPs, modulations, LLM adapter, everything else.",
     },

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from sd_scripts.options.networks.layer_rules import Rank, Rate, Rules, Warn
-from sd_scripts.options.networks.network_args import NetworkArguments, numbers, whole_numbers
+from sd_scripts.options.networks.matched_layers import Matched, matched_ranks, matched_rate, matched_rates
+from sd_scripts.options.networks.network_args import NetworkArguments
 
 if TYPE_CHECKING:
     from torch import nn
-
-Value = TypeVar("Value")
 
 KINDS = {
     "img_attn_dim": r"double_blocks_\d+_img_attn_",
@@ -43,9 +41,9 @@ class FluxRules(Rules):
     blocks: dict[str, frozenset[int] | None]
     """Kind of block -> indices of the trained ones; None means all."""
     split_qkv: bool
-    reg_dims: list[tuple[str, int]]
+    reg_dims: Matched[int]
     """Name pattern and rank; the first match overrides all other ranks."""
-    reg_lrs: list[tuple[str, float]]
+    reg_lrs: Matched[float]
 
     split_option = "split_qkv"
 
@@ -59,7 +57,7 @@ class FluxRules(Rules):
                 )
 
     def rank(self, name: str, conv: bool, default: Rank) -> Rank:
-        dim = _first(self.reg_dims, name)
+        dim = next((dim for pattern, dim in self.reg_dims if pattern.search(name)), None)
         if dim is None:
             dim = default.dim if name.startswith("lora_te") else self._dim(name, default.dim)
         return default._replace(dim=dim)
@@ -74,10 +72,7 @@ class FluxRules(Rules):
         return next((dim for kind, dim in self.dims.items() if re.search(KINDS[kind], name)), default)
 
     def rate(self, name: str, default: float) -> Rate | None:
-        for number, (pattern, lr) in enumerate(self.reg_lrs):
-            if re.search(pattern, name):
-                return Rate(lr, f"_reg_lr_{number}") if lr > 0 else None
-        return Rate(default)
+        return matched_rate(self.reg_lrs, lambda pattern: pattern.search(name), default)
 
     def split_dims(self, name: str, layer: nn.Module) -> tuple[int, ...]:
         """Return the splits q, k and v of a double block; q, k, v and the MLP input of a single block."""
@@ -109,31 +104,9 @@ def read_flux_rules(arguments: NetworkArguments, warn: Warn) -> FluxRules:
         in_dims=dict(zip(IN_LAYERS, in_dims, strict=True)),
         blocks={kind: blocks if learn in ("all", kind) else frozenset() for kind, blocks in chosen.items()},
         split_qkv=arguments.flag("split_qkv"),
-        reg_dims=_patterns("network_reg_dims", arguments, lambda key, text: whole_numbers(key, text, 1)[0]),
-        reg_lrs=_patterns("network_reg_lrs", arguments, lambda key, text: numbers(key, text, 1)[0]),
+        reg_dims=matched_ranks(arguments),
+        reg_lrs=matched_rates(arguments),
     )
-
-
-def _first(patterns: Sequence[tuple[str, Value]], name: str) -> Value | None:
-    return next((value for pattern, value in patterns if re.search(pattern, name)), None)
-
-
-def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], Value]) -> list[tuple[str, Value]]:
-    """`regex=value,regex=value`; a regex may contain commas, but not an equals sign."""
-    text = arguments.text(key)
-    pairs: list[tuple[str, Value]] = []
-    while text:
-        match = re.match(r"([^=]+)=([^=,]*)(?:,|$)", text)
-        if match is None:
-            raise ValueError(f"network_args: {key}={text} is not of the form regex=value,regex=value")
-        pattern, value = match[1].strip(), match[2].lstrip()
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"network_args: {key}: {pattern!r} is not a valid regular expression: {error}") from None
-        pairs.append((pattern, read(key, value)))
-        text = text[match.end() :]
-    return pairs
 
 
 def block_indices(option: str, text: str | None) -> frozenset[int] | None:
