@@ -1,6 +1,6 @@
 """Sample by flow matching with Euler steps, without changing the training's RNG state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import cast
@@ -12,6 +12,7 @@ from sd_scripts.data.sources.controls import ControlRules
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.sampling import (
+    apply_guidance,
     batch_noise,
     control_pixels,
     eval_mode,
@@ -74,6 +75,23 @@ def sample_flow(
         latents = euler_steps(noise, sigmas_of(noise), velocity_of(controls), decoded)
         with on_device(components.vae, device):
             return [Media.of(decoded(each)) for each in latents.split(1)]
+
+
+def velocity_of_captions(
+    predict: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor],
+    captions: Iterable[dict[str, Tensor]],
+    scale: float,
+    images: int,
+) -> Velocity:
+    """Return the velocity of a number of images of one prompt. The captions, the prompt before the negative one, are
+    read one at a time, since their lengths differ."""
+    expanded = [{name: each.expand(images, *each.shape[1:]) for name, each in caption.items()} for caption in captions]
+
+    def velocity(latents: Tensor, t: Tensor) -> Tensor:
+        predicted = [predict(latents, t.expand(images), caption) for caption in expanded]
+        return apply_guidance(torch.cat(predicted), scale, images)
+
+    return velocity
 
 
 def solver_steps(noise: Tensor, solver: Solver, velocity: Velocity, decode: Callable[[Tensor], Tensor]) -> Tensor:

@@ -16,3 +16,5 @@ CLIP_L: dict[str, Any] = {
     "projection_dim": 768,
     "hidden_act": "quick_gelu",
 }
+QWEN3_4B = {"width": 2_560, "mlp_width": 9_728, "heads": 32, "key_heads": 8}
+"""The text part of Qwen3-VL-4B, too."""

@@ -5,13 +5,11 @@ from torch import nn
 
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import config_of, qwen3, shapes_of_sizes
+from sd_scripts.families.common.full_size import QWEN3_4B
 from sd_scripts.families.flux2.load import TEXT_ENCODER
 from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
 from sd_scripts.families.flux2.text import LAYERS
 from sd_scripts.families.flux2.vae import make_vae
-
-QWEN3_4B = {"width": 2_560, "mlp_width": 9_728, "heads": 32, "key_heads": 8}
-
 
 KLEIN_9B = Flux2Params(width=4096, heads=32, mlp_width=12_288, text_width=12_288, double_blocks=8, single_blocks=24)
 QWEN3_8B = {"width": 4_096, "mlp_width": 12_288, "heads": 32, "key_heads": 8}

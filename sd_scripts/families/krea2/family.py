@@ -3,6 +3,7 @@
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResidualBlock
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from sd_scripts.families.common.encoders.causal_vae import encode_images, image_latents
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
 from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.krea2.card import CARD
@@ -11,7 +12,6 @@ from sd_scripts.families.krea2.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.krea2.objective import draw_timesteps, loss, step_inputs
 from sd_scripts.families.krea2.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.krea2.text import OUTPUTS, TEMPLATE, encode_text, text_cache_fits, tokenize
-from sd_scripts.families.krea2.vae import LATENTS, encode_images
 
 FAMILY = KREA2 = Family(
     card=CARD,
@@ -40,7 +40,7 @@ FAMILY = KREA2 = Family(
         text_encoder=blocks_of(Qwen3DecoderLayer),
         vae=lambda vae: blocks_of(QwenImageResidualBlock)(vae.get_submodule("encoder")),
     ),
-    latents=LATENTS,
+    latents=image_latents(CARD.name),
     layouts=LAYOUTS,
     problems=problems,
     encode_images=encode_images,

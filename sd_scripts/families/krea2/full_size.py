@@ -5,12 +5,11 @@ from torch import nn
 
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import config_of, qwen3, shapes_of_sizes
+from sd_scripts.families.common.full_size import QWEN3_4B
 from sd_scripts.families.krea2.load import ROPE_THETA, TEXT_ENCODER
 from sd_scripts.families.krea2.model import Krea2Params, Krea2Transformer
 from sd_scripts.families.krea2.text import LAYERS
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
-
-QWEN3_VL_4B = {"width": 2_560, "mlp_width": 9_728, "heads": 32, "key_heads": 8}
 
 
 def modules() -> dict[str, nn.Module]:
@@ -18,6 +17,6 @@ def modules() -> dict[str, nn.Module]:
     with torch.device("meta"):
         return {
             DENOISER: Krea2Transformer(Krea2Params()),
-            TEXT_ENCODER: qwen3(**config_of(shapes_of_sizes(**QWEN3_VL_4B, layers=LAYERS[-1]), ROPE_THETA)),
+            TEXT_ENCODER: qwen3(**config_of(shapes_of_sizes(**QWEN3_4B, layers=LAYERS[-1]), ROPE_THETA)),
             VAE: AutoencoderKLQwenImage(),
         }

@@ -2,22 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
-from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow, velocity_of_captions
+from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.krea2.card.timesteps import krea2_shift
 from sd_scripts.families.krea2.model import Krea2Transformer
 from sd_scripts.families.krea2.objective import predict
 from sd_scripts.families.krea2.text import OUTPUTS
-from sd_scripts.families.krea2.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import grid_of
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
@@ -29,23 +29,13 @@ from sd_scripts.settings.settings import Settings
 def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
-    """Generate images that differ in their seeds alone, as sample_flow does. Captions are read one at a time, since
-    their lengths differ."""
-    prompt, images = prompts[0], len(prompts)
+    """Generate images that differ in their seeds alone, as sample_flow does."""
+    prompt = prompts[0]
     transformer = cast(Krea2Transformer, components.denoiser)
 
     def velocity_of(_: list[Tensor]) -> Velocity:
-        captions = [
-            {name: each.expand(images, *each.shape[1:]) for name, each in padded.items()}
-            for caption in OUTPUTS.each(text, transformer.device)
-            for padded in (OUTPUTS.pad(caption, settings[CompileOptions]),)
-        ]
-
-        def velocity(latents: Tensor, t: Tensor) -> Tensor:
-            predicted = [predict(transformer, latents, t.expand(images), caption) for caption in captions]
-            return apply_guidance(torch.cat(predicted), prompt.scale, images)
-
-        return velocity
+        captions = (OUTPUTS.pad(each, settings[CompileOptions]) for each in OUTPUTS.each(text, transformer.device))
+        return velocity_of_captions(partial(predict, transformer), captions, prompt.scale, len(prompts))
 
     return sample_flow(
         components,
@@ -53,7 +43,7 @@ def sample_batch(
         card_of(settings.script.family),
         control_rules(settings.values().get),
         encode=encode_images,
-        decode=decode_latents,
+        decode=decode_images,
         sigmas_of=lambda noise: sampling_sigmas(
             prompt.steps, prompt.flow_shift or krea2_shift(math.prod(grid_of(noise)))
         ),

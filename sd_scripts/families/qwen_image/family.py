@@ -3,6 +3,7 @@
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageResidualBlock
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
+from sd_scripts.families.common.encoders.causal_vae import encode_images, image_latents
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
 from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.qwen_image.card import CARD
@@ -11,7 +12,6 @@ from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.qwen_image.objective import draw_timesteps, loss, step_inputs
 from sd_scripts.families.qwen_image.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.qwen_image.text import OUTPUTS, TEMPLATE, encode_text, tokenize
-from sd_scripts.families.qwen_image.vae import LATENTS, encode_images
 
 FAMILY = QWEN_IMAGE = Family(
     card=CARD,
@@ -40,7 +40,7 @@ FAMILY = QWEN_IMAGE = Family(
         text_encoder=blocks_of(Qwen2_5_VLDecoderLayer),
         vae=lambda vae: blocks_of(QwenImageResidualBlock)(vae.get_submodule("encoder")),
     ),
-    latents=LATENTS,
+    latents=image_latents(CARD.name),
     layouts=LAYOUTS,
     problems=problems,
     encode_images=encode_images,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
 from sd_scripts.families.common.sampling import one_of
@@ -18,7 +19,6 @@ from sd_scripts.families.qwen_image.card.timesteps import qwen_shift
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import OUTPUTS
-from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import PATCH, grid_of
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.diffusion.media import Media
@@ -55,7 +55,7 @@ def sample_batch(
         card_of(settings.script.family),
         control_rules(settings.values().get),
         encode=encode_images,
-        decode=decode_latents,
+        decode=decode_images,
         sigmas_of=lambda noise: sampling_sigmas(prompt.steps, math.prod(grid_of(noise))),
         velocity_of=velocity_of,
     )

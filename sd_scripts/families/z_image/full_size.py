@@ -6,12 +6,10 @@ from torch import nn
 
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.qwen3 import config_of, qwen3, shapes_of_sizes
-from sd_scripts.families.common.full_size import AUTOENCODER
+from sd_scripts.families.common.full_size import AUTOENCODER, QWEN3_4B
 from sd_scripts.families.z_image.load import TEXT_ENCODER
 from sd_scripts.families.z_image.model import ZImageParams, ZImageTransformer
 from sd_scripts.families.z_image.text import LAYERS
-
-QWEN3_4B = {"width": 2_560, "mlp_width": 9_728, "heads": 32, "key_heads": 8}
 
 
 def modules() -> dict[str, nn.Module]:

@@ -1,17 +1,17 @@
 """Sample Z-Image images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.encoders.flux_vae import decode_latents, encode_images
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
-from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow, velocity_of_captions
+from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.z_image.model import ZImageTransformer
 from sd_scripts.families.z_image.objective import predict
@@ -35,25 +35,13 @@ def sampling_shift(prompt: SamplePrompt) -> float:
 def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
-    """Generate images that differ in their seeds alone, as sample_flow does. Captions are read one at a time, since
-    their lengths differ."""
-    prompt, images = prompts[0], len(prompts)
+    """Generate images that differ in their seeds alone, as sample_flow does."""
+    prompt = prompts[0]
     transformer = cast(ZImageTransformer, components.denoiser)
 
     def velocity_of(_: list[Tensor]) -> Velocity:
-        captions = [
-            {
-                name: each.expand(images, *each.shape[1:])
-                for name, each in OUTPUTS.pad(caption, settings[CompileOptions]).items()
-            }
-            for caption in OUTPUTS.each(text, transformer.device)
-        ]
-
-        def velocity(latents: Tensor, t: Tensor) -> Tensor:
-            predicted = [predict(transformer, latents, t.expand(images), caption) for caption in captions]
-            return apply_guidance(torch.cat(predicted), prompt.scale, images)
-
-        return velocity
+        captions = (OUTPUTS.pad(each, settings[CompileOptions]) for each in OUTPUTS.each(text, transformer.device))
+        return velocity_of_captions(partial(predict, transformer), captions, prompt.scale, len(prompts))
 
     return sample_flow(
         components,

@@ -27,11 +27,15 @@ def normed_and_rotated(parts: Sequence[Tensor], scales: Sequence[Tensor], rope: 
     """Normalise each head of the `parts`, scale it by the part's `scales` (D,), join the parts along their tokens and
     rotate them, all in float32.
 
-    parts (B, S_i, H, D), rope of S = sum of S_i tokens, for all images or for each -> (B, S, H, D) in the parts' dtype.
-    The kernels take one rope for all images.
+    parts (B, S_i, H, D), rope of S = sum of S_i tokens, for all images or, of a single part, for each
+    -> (B, S, H, D) in the parts' dtype.
     """
+    if len(rope[0]) > 1:  # the kernels take one rope, so the tokens of all images become one sequence
+        (x,) = parts
+        cos, sin = (each.flatten(0, 1)[None] for each in rope)
+        return normed_and_rotated([x.flatten(0, 1)[None]], scales, (cos, sin), eps)[0].unflatten(0, x.shape[:2])
     trained = torch.is_grad_enabled() and any(scale.requires_grad for scale in scales)
-    if _has_kernel(parts[0]) and len(rope[0]) == 1 and not trained:
+    if _has_kernel(parts[0]) and not trained:
         return _norm_rope(list(parts), list(scales), *rope, eps)
     return _plain(parts, scales, rope, eps)
 

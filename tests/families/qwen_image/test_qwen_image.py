@@ -15,7 +15,13 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.autoencoder import Tile
 from sd_scripts.families.common.components import DENOISER, VAE, Components
 from sd_scripts.families.common.encoders.captions import STEP
-from sd_scripts.families.common.encoders.causal_vae import tiled, vae_config, vae_from_single_file
+from sd_scripts.families.common.encoders.causal_vae import (
+    decode_images,
+    encode_images,
+    tiled,
+    vae_config,
+    vae_from_single_file,
+)
 from sd_scripts.families.common.family import StepInputs, TextOptions
 from sd_scripts.families.common.flow_sampling import euler_steps
 from sd_scripts.families.qwen_image import keys
@@ -40,7 +46,6 @@ from sd_scripts.families.qwen_image.text import (
     tokenize,
 )
 from sd_scripts.families.qwen_image.tiny import AUTOENCODER, PARAMS, qwen_tokenizer, tiny_modules
-from sd_scripts.families.qwen_image.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import pack
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable
@@ -211,7 +216,7 @@ def test_latents_are_normalised_means_and_decode_to_the_image(components: Compon
     torch.testing.assert_close(latents * std + mean, encoded[:, :, 0])
     assert latents.shape == (2, 16, 4, 6)
     decoded = vae.decode(encoded).sample[:, :, 0]
-    torch.testing.assert_close(decode_latents(components, latents), (decoded / 2 + 0.5).clamp(0, 1))
+    torch.testing.assert_close(decode_images(components, latents), (decoded / 2 + 0.5).clamp(0, 1))
 
 
 def test_a_large_image_is_decoded_in_tiles(components: Components) -> None:

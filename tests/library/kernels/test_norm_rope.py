@@ -38,6 +38,22 @@ def test_rotation_preserves_norms_and_products_at_one_position() -> None:
     torch.testing.assert_close((turned[0] * turned[1]).sum(-1), (plain[0] * plain[1]).sum(-1))
 
 
+def test_each_image_of_a_batch_may_have_a_rope_of_its_own() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 3 * 2 * 8)[..., 16:32].unflatten(-1, (2, 8)).requires_grad_()
+    angles = torch.rand(2, 5, 1, 4)
+    rope, scale = (angles.cos(), angles.sin()), torch.rand(8)
+    found = normed_and_rotated([x], [scale], rope)
+    alone = [
+        normed_and_rotated([image], [scale], (cos, sin))
+        for image, cos, sin in zip(x.split(1), *(each.split(1) for each in rope), strict=True)
+    ]
+    assert torch.equal(found, torch.cat(alone))
+    weights = torch.randn_like(found)
+    gradients = [torch.autograd.grad((each * weights).sum(), x)[0] for each in (found, torch.cat(alone))]
+    assert torch.equal(*gradients)
+
+
 @pytest.mark.parametrize("backend", ["", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_the_operator_that_kernels_implement_has_the_gradients_of_the_plain_form(backend: str) -> None:
     torch._dynamo.reset()

@@ -53,6 +53,20 @@ def test_norm_rope_kernels_match_values_and_gradients_of_plain_pytorch(
         assert error(x.grad, y.grad.double()) < 2 * bound  # type: ignore[arg-type]
 
 
+def test_a_rope_for_each_image_is_no_reason_for_another_form() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 37, 3 * 4 * 64, device=GPU)[..., 256:512].unflatten(-1, (4, 64))
+    angles, scale = 100 * torch.rand(2, 37, 1, 32, device=GPU), torch.rand(64, device=GPU)
+    ours, theirs = (x.detach().clone().requires_grad_() for _ in range(2))
+    found = normed_and_rotated([ours], [scale], (angles.cos(), angles.sin()))
+    want = exact([theirs], [scale], (angles.cos(), angles.sin()))
+    assert error(found, want) < 1e-6
+    grad = torch.randn(2, 4, 37, 64, device=GPU).transpose(1, 2)
+    found.backward(grad)
+    want.backward(grad.double())
+    assert error(ours.grad, theirs.grad.double()) < 2e-6  # type: ignore[arg-type, union-attr]
+
+
 def test_trained_scales_have_gradients() -> None:
     rope = rope_of(torch.rand(6, 1).double(), (16,), GPU)
     scale = torch.ones(16, device=GPU, requires_grad=True)

@@ -14,13 +14,12 @@ RENAMED = {
     )
 }
 RENAMED["anima_unsloth_offload_checkpointing"] = "cpu_offload_checkpointing"
-DEFAULTS = {"anima_discrete_flow_shift": 1.0, "anima_timestep_sampling": "sigmoid"}
 USUAL = {
-    **(DEFAULTS | {"anima_sigmoid_scale": 1.0}),
+    **{"anima_discrete_flow_shift": 1.0, "anima_timestep_sampling": "sigmoid", "anima_sigmoid_scale": 1.0},
     **{"anima_qwen3_max_token_length": 512, "anima_t5_max_token_length": 512, "anima_attn_mode": "torch"},
     **{"anima_compile_backend": "inductor", "anima_compile_mode": "default", "anima_compile_dynamic": "auto"},
 }
-TAB = KohyaTab(same=key_names("blocks_to_swap"), renamed=RENAMED, defaults=DEFAULTS)
+TAB = KohyaTab(same=key_names("blocks_to_swap"), renamed=RENAMED)
 
 
 def network(kind: str, legacy: Mapping[str, Any], args: list[str]) -> Converted:
