@@ -16,6 +16,8 @@ HEADROOM = 0.9
 """Share of the GPU's memory that a run may need: the desktop and other programs have the rest."""
 LOW_MEMORY = "low_memory"
 """In the names of presets that save memory, at a price."""
+SAFE_START = "safe_start"
+"""At the end of the name of a family's first preset."""
 
 
 class Fits:
@@ -62,7 +64,8 @@ def recommended(presets: Sequence[Preset], needed: Mapping[str, int | None], usa
     sizes = {preset.name: size for preset in presets if (size := needed.get(preset.name))}
     if not usable or sizes.get(first, 0) <= usable:
         return first
-    saving = {name: size for name, size in sizes.items() if LOW_MEMORY in name}
+    of_all_models = first.removesuffix(SAFE_START) + LOW_MEMORY  # others are for one model of several
+    saving = {name: size for name, size in sizes.items() if name.startswith(of_all_models)}
     fitting = {name: size for name, size in saving.items() if size <= usable}
     if fitting:
         return max(fitting, key=lambda name: fitting[name])

@@ -91,7 +91,7 @@ def plan_memory(
     of the GPU, 0 if unknown; gpu_memory_limit may leave less of it to the run.
     """
     card = card_of(settings.script.family).plan
-    known = filter(None, (card.memory, *card.memory_of_others))
+    known = filter(None, (card.memory_named(settings), card.memory, *card.memory_of_others))
     facts = next((each for each in known if _is_full_size(each, model_values)), None)
     if facts is None:
         return None

@@ -29,6 +29,7 @@ from sd_scripts.library.diffusion.dit_layers import (
     modulate,
     pack,
     timestep_embedding,
+    unpack_channels_last,
 )
 from sd_scripts.library.files.state_dicts import count
 
@@ -180,13 +181,6 @@ class AnimaTransformer(BlockTransformer):
         """Return the text that blocks attend to, (B, 512, 1024). Rows after the caption are 0, and not masked."""
         rows = self.llm_adapter(qwen3.to(self.dtype), qwen3_mask, t5_ids, t5_mask)
         return F.pad(rows, (0, 0, 0, max(LONGEST - rows.shape[1], 0)))
-
-
-def unpack_channels_last(tokens: Tensor, grid: Grid) -> Tensor:
-    """Unpack (B, rows · columns, 4C) -> (B, C, 2 · rows, 2 · columns). Unlike the input, each token of the output has
-    its channels last."""
-    patches = tokens.unflatten(1, grid).unflatten(-1, (PATCH, PATCH, -1))  # (B, rows, columns, 2, 2, C)
-    return patches.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 @cache  # recorded graphs read them, so none may be freed

@@ -278,6 +278,8 @@ class PlanCard:
     """Of the largest model of the family; None: not known."""
     memory_of_others: tuple[MemoryFacts, ...] = ()
     """Of its models of other sizes."""
+    memory_named: Callable[[OptionValues], MemoryFacts | None] = lambda settings: None
+    """Settings -> the facts of the model that they name, for a plan without its file; None: they name none."""
     trains_two: Callable[[OptionValues], bool] = lambda settings: False
     """Settings -> whether a second set of the denoiser's weights waits for its turn."""
 

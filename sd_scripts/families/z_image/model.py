@@ -274,9 +274,3 @@ def pack(latents: Tensor) -> Tensor:
     """Pack (B, C, h, w) -> (B, h/2 · w/2, 4C), row by row, channels last in each token. h and w must be even."""
     patches = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))  # (B, C, h/2, 2, w/2, 2)
     return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def unpack(tokens: Tensor, grid: Grid) -> Tensor:
-    """Unpack (B, rows · columns, 4C) -> (B, C, 2 · rows, 2 · columns)."""
-    patches = tokens.unflatten(1, grid).unflatten(-1, (PATCH, PATCH, -1))  # (B, rows, columns, 2, 2, C)
-    return patches.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)

@@ -4,9 +4,9 @@ from torch import Tensor, nn
 
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_loss
-from sd_scripts.families.z_image.model import pack, unpack
+from sd_scripts.families.z_image.model import pack
 from sd_scripts.families.z_image.text import MASK, STATES
-from sd_scripts.library.diffusion.dit_layers import grid_of
+from sd_scripts.library.diffusion.dit_layers import grid_of, unpack_channels_last
 from sd_scripts.settings.settings import Settings
 
 
@@ -24,4 +24,4 @@ def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict
     is padded.
     """
     grid = grid_of(noisy)
-    return unpack(transformer(pack(noisy), text[STATES], timesteps, grid, text.get(MASK)), grid).float()
+    return unpack_channels_last(transformer(pack(noisy), text[STATES], timesteps, grid, text.get(MASK)), grid).float()

@@ -42,6 +42,12 @@ def unpack(tokens: Tensor, grid: Grid) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
+def unpack_channels_last(tokens: Tensor, grid: Grid) -> Tensor:
+    """Unpack tokens (B, rows · columns, 4C) that have their channels last -> (B, C, 2 · rows, 2 · columns)."""
+    patches = tokens.unflatten(1, grid).unflatten(-1, (PATCH, PATCH, -1))  # (B, rows, columns, 2, 2, C)
+    return patches.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+
 def grid3d_of(latents: Tensor) -> Grid3d:
     """Return the frames, rows and columns of tokens of a clip's latents (B, C, f, h, w)."""
     return latents.shape[2], *grid_of(latents)

@@ -24,13 +24,14 @@ from sd_scripts.families.z_image.card.memory_facts import BLOCK, MEMORY
 from sd_scripts.families.z_image.keys import UNUSED, part_of, to_diffusers
 from sd_scripts.families.z_image.load import BLOCK_LISTS, LAYOUTS, LINEAR, SWAPPED, TEXT_ENCODER
 from sd_scripts.families.z_image.lora import TRANSFORMER
-from sd_scripts.families.z_image.model import ZImageParams, ZImageTransformer, pack, unpack
+from sd_scripts.families.z_image.model import ZImageParams, ZImageTransformer, pack
 from sd_scripts.families.z_image.objective import predict
 from sd_scripts.families.z_image.sampling import SHIFT, SHIFT_OF_TURBO, prompt_captions, sample, sampling_shift
 from sd_scripts.families.z_image.text import MASK, OUTPUTS, STATES, TEMPLATE, encode_text, tokenize
 from sd_scripts.families.z_image.tiny import LAYERS, PARAMS, tiny_modules
 from sd_scripts.formats.models.lora_keys import DOWN, UP
 from sd_scripts.formats.models.safetensors_header import Header
+from sd_scripts.library.diffusion.dit_layers import unpack_channels_last
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.text.tokenizers import shipped_qwen
 from sd_scripts.networks.files.lora_names import with_our_names
@@ -165,7 +166,7 @@ def test_captions_of_several_lengths_match_diffusers(components: Components, dty
 def test_packing_puts_channels_last() -> None:
     latents = torch.arange(2 * 16 * 4 * 6.0).view(2, 16, 4, 6)
     assert torch.equal(pack(latents)[:, 0, :16], latents[:, :, 0, 0])
-    assert torch.equal(unpack(pack(latents), (2, 3)), latents)
+    assert torch.equal(unpack_channels_last(pack(latents), (2, 3)), latents)
 
 
 # keys

@@ -53,7 +53,7 @@ def test_norm_rope_kernels_match_values_and_gradients_of_plain_pytorch(
         assert error(x.grad, y.grad.double()) < 2 * bound  # type: ignore[arg-type]
 
 
-def test_a_rope_for_each_image_is_no_reason_for_another_form() -> None:
+def test_a_rope_for_each_image_gives_the_values_and_gradients_of_plain_pytorch() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 37, 3 * 4 * 64, device=GPU)[..., 256:512].unflatten(-1, (4, 64))
     angles, scale = 100 * torch.rand(2, 37, 1, 32, device=GPU), torch.rand(64, device=GPU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.flux2.card.options import Flux2ModelOptions
 from sd_scripts.options.spec import OptionValues
 
 HEAD = 128
@@ -76,3 +77,8 @@ KLEIN_4B = memory_of(
     **{"width": 3072, "doubles": 5, "singles": 20, "values": 3_875_544_576},
     **{"most_swapped": 11, "text_width": 2560, "text_mlp_width": 9_728},
 )
+
+
+def memory_named(settings: OptionValues) -> MemoryFacts | None:
+    """Return the memory of klein 4B if the settings name it."""
+    return KLEIN_4B if settings[Flux2ModelOptions].flux2_version in ("klein-base-4b", "klein-4b") else None
