@@ -60,7 +60,8 @@ def test_flags_of_sd_scripts_are_understood() -> None:
     full = flags_of("full", *SD_SCRIPTS, "--llm_adapter_lr=0", "--learning_rate=1e-5")
     (of_parts,) = (str(problem) for problem in full.problems() if "block_lr" in problem.names)
     assert of_parts.startswith("block_lr: has 1 values; give 6, of self-attention, cross-attention, ")
-    assert "timestep_sampling" in {remark.name for remark in flags_of("full").remarks}, "sigma is not what suits Anima"
+    assert flags_of("full").value("timestep_sampling") == "sigmoid"
+    assert "timestep_sampling" not in {remark.name for remark in flags_of("full").remarks}
 
 
 @pytest.mark.parametrize("tab", ["lora", "finetune"])
@@ -87,7 +88,7 @@ def test_swapped_fp8_blocks_train_like_resident_ones(anima_miniature: Any, tmp_p
     assert equal(swapped.tensors(), resident.tensors())
     with safe_open(swapped.output / "short.safetensors", "pt") as file:
         known = file.metadata()
-    expected = {"ss_base_model_version": "anima", "ss_timestep_sampling": "sigmoid", "ss_discrete_flow_shift": "3.0"}
+    expected = {"ss_base_model_version": "anima", "ss_timestep_sampling": "sigmoid", "ss_discrete_flow_shift": "1.0"}
     assert {key: known.get(key) for key in expected} == expected
     assert known["modelspec.architecture"] == "anima-preview/lora"
 

@@ -81,7 +81,7 @@ CARD = FamilyCard(
     },
     page=PageCard(
         recommended=RECOMMENDED,
-        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        recommended_note="The defaults train all noise levels equally often.",
         model_panel=("qwen3", "flux2_version"),
         use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
         demo=RECOMMENDED,

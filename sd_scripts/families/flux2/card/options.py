@@ -6,7 +6,7 @@ from typing import Literal
 from sd_scripts.options.spec import OptionGroup, optional
 
 RECOMMENDED = {"timestep_sampling": "flux2_shift"}
-"""Values that train FLUX.2 klein well; the default is sd-scripts'."""
+"""Values that train FLUX.2 klein well; the default is musubi-tuner's."""
 
 
 class Flux2ModelOptions(OptionGroup, title="FLUX.2 klein model"):

@@ -76,7 +76,7 @@ CARD = replace(
     },
     page=PageCard(
         recommended=RECOMMENDED,
-        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        recommended_note="The defaults train all noise levels equally often.",
         model_panel=("text_encoder1", "text_encoder2", "image_encoder", "f1"),
         panels=(
             PanelCard(

@@ -3,7 +3,7 @@
 from sd_scripts.options.spec import OptionGroup, path_option
 
 RECOMMENDED = {"timestep_sampling": "shift", "discrete_flow_shift": 7.0, "guidance_scale": 1.0}
-"""Values that train HunyuanVideo well; the defaults are sd-scripts'."""
+"""Values that train HunyuanVideo well; the defaults are musubi-tuner's."""
 
 
 class HunyuanModelOptions(OptionGroup, title="HunyuanVideo text encoders"):

@@ -3,7 +3,7 @@
 from sd_scripts.options.spec import OptionGroup, path_option
 
 RECOMMENDED = {"timestep_sampling": "krea2_shift"}
-"""Values that train Krea 2 well; the default is sd-scripts'."""
+"""Values that train Krea 2 well; the default is musubi-tuner's."""
 
 
 class Krea2ModelOptions(OptionGroup, title="Krea 2 text encoder"):

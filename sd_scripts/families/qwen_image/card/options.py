@@ -5,7 +5,7 @@ from typing import Literal
 from sd_scripts.options.spec import OptionGroup, optional, path_option
 
 RECOMMENDED = {"timestep_sampling": "qwen_shift"}
-"""Values that train Qwen-Image well; the default is sd-scripts'."""
+"""Values that train Qwen-Image well; the default is musubi-tuner's."""
 
 
 class QwenImageModelOptions(OptionGroup, title="Qwen-Image model"):

@@ -102,7 +102,7 @@ CARD = FamilyCard(
     },
     page=PageCard(
         recommended=RECOMMENDED,
-        recommended_note="The sd-scripts defaults train mostly at high noise.",
+        recommended_note="The defaults train all noise levels equally often.",
         model_panel=("t5", "clip", "dit_high_noise", "task"),
         panels=(
             PanelCard(

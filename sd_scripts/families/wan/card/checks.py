@@ -12,7 +12,7 @@ from sd_scripts.options.spec import Findings, OptionValues, truth
 def timesteps_not_recommended(values: OptionValues) -> Findings:
     if values[FlowOptions].timestep_sampling == "sigma":
         recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
-        yield "timestep_sampling", f"sigma, the default of sd-scripts, suits Wan badly; recommended: {recommended}"
+        yield "timestep_sampling", f"sigma, the default of musubi-tuner, suits Wan badly; recommended: {recommended}"
 
 
 def skipped_blocks_that_are_swapped(values: OptionValues) -> Findings:

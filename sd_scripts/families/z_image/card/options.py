@@ -3,4 +3,4 @@
 from typing import Any
 
 RECOMMENDED: dict[str, Any] = {"timestep_sampling": "shift", "discrete_flow_shift": 2.0}
-"""The defaults are sd-scripts'."""
+"""The defaults are musubi-tuner's."""
