@@ -19,6 +19,7 @@ var Language = (() => {
   const INLINE = "a, b, code, em, i, kbd, button.field-link, .note strong"; // part of the sentence around them
   const VALUE = /\{(\w+)(!?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, `code`, an option's key
   const VALUES = "((?:(?![.!?] [A-Z]).)+?)"; // a value ends with its sentence
+  const FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"; // a text that begins with a value, too, is no list
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_SENTENCES = 20;
@@ -28,8 +29,10 @@ var Language = (() => {
   const KEY = `(${ELEMENT}|\\*[^*]+\\*|\`[^\`]+\`|[\\w.-]+)`; // in a text with elements, in one that becomes some, or plain
   const LEAD = new RegExp(`^(?:\\s*${ELEMENT}[,:.]?\\s*)+`);
   const TAIL = new RegExp(`(?:\\s*${ELEMENT}\\s*)+$`);
-  const NAME = /^[^a-z]+$|^[A-Za-z]*[A-Z\d][\w.-]*$/; // 1024, bf16, AdamW
-  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|graph|group|crop|mask|token|layer|line|sample|size|tensor|video|warning)s\b/; // after a number
+  const QUANTITY = /[\d.,]+ (?:[KMGTk]?i?B|m?s|min|h(?: \d+ min)?|W|%)/;
+  const NAME = new RegExp(`^[^a-z]*$|^[A-Za-z]*[A-Z\\d][\\w.-]*$|^${QUANTITY.source}$`); // 1024, bf16, AdamW, 4.8 GiB
+  const EXTENDED = new RegExp(`^(.+?)( ${QUANTITY.source}| \\([a-z\\d]+(?:_[a-z\\d]+)+\\))$`, "s");
+  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop|mask|token|layer|line|sample|size|tensor|video|warning)s\b/; // after a number
   /** Texts of style sheets: property -> words. */
   const IN_STYLES = {
     "--word-train": "Train",
@@ -64,7 +67,7 @@ var Language = (() => {
       const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
       const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
       const isJoined = i > 1 && /^$|[^\s"'(:=]$/.test(between[i - 1]); // such as a plural "s", which may be missing
-      const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : VALUES) : KEY;
+      const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : i === 1 && !between[0] ? FIRST : VALUES) : KEY;
       return i ? `${value}${words}` : words;
     });
     return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between) };
@@ -130,11 +133,23 @@ var Language = (() => {
   /** Parts with dots between them, or a list whose parts are all known. */
   const listed = (english) => {
     const mark = [" · ", " › ", " = ", " × "].find((each) => english.includes(each));
-    const parts = english.split(mark ?? ", ");
+    if (!mark) return series(english, "; ", "；") ?? series(english, ", ", "，");
+    const parts = english.split(mark);
+    const known = parts.map((part) => translated(part));
+    return known.some((each, i) => each != null && each !== parts[i]) ? parts.map((part, i) => known[i] ?? part).join(mark) : null;
+  };
+  const series = (english, mark, chinese) => {
+    const parts = english.split(mark);
     if (parts.length < 2) return null;
     const known = parts.map((part) => translated(part) ?? (NAME.test(part) ? part : null));
-    const isKnown = mark ? parts.some((part, i) => known[i] != null && known[i] !== part) : !known.includes(null);
-    return isKnown ? parts.map((part, i) => known[i] ?? part).join(mark ?? "，") : null;
+    return known.includes(null) ? null : known.join(chinese);
+  };
+  /** A text with more of it in parentheses: 12 min (estimated: a run on this machine). */
+  const bracketed = (english) => {
+    const [, words, more] = /^([^(]+) \((.+)\)$/s.exec(english) ?? [];
+    if (!more) return null;
+    const known = [words, more].map((part) => translated(part) ?? (NAME.test(part) ? part : null));
+    return known.includes(null) ? null : `${known[0]}（${known[1]}）`;
   };
   /** A message that begins with the key of an option or the name of a model. */
   const keyed = (english) => {
@@ -144,7 +159,7 @@ var Language = (() => {
   };
   /** A text with a quantity or a key behind it: weights 4.8 GiB, Base model (vae). */
   const extended = (english) => {
-    const [, words, more] = /^(.+?)( [\d.,]+ (?:[KMGTk]?i?B|s|ms|W|%)| \([a-z\d]+(?:_[a-z\d]+)+\))$/s.exec(english) ?? [];
+    const [, words, more] = EXTENDED.exec(english) ?? [];
     const chinese = words && translated(words);
     return chinese ? `${chinese}${more}` : null;
   };
@@ -154,7 +169,7 @@ var Language = (() => {
     if (!/[A-Za-z]/.test(english)) return null;
     if (answers.has(english)) return answers.get(english);
     const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
-    const chinese = ended(english) ?? sentences(english) ?? listed(english) ?? keyed(english) ?? extended(english) ?? (small === english ? null : ended(small));
+    const chinese = ended(english) ?? sentences(english) ?? listed(english) ?? keyed(english) ?? extended(english) ?? bracketed(english) ?? (small === english ? null : ended(small));
     if (answers.size > MOST) answers.clear();
     answers.set(english, chinese);
     return chinese;

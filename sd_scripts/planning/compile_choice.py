@@ -49,9 +49,11 @@ def choose_compile(
     if here:
         name = _fastest(here)
         remembered = all(total.source == "remembered" for total in here.values())
-        basis = "measured on this machine" if remembered else "measured on such a GPU"
         others = ", ".join(f"{other} {_rounded(total)}" for other, total in here.items() if other != name)
-        return CompileChoice(name=name, reason=f"{basis}: {_rounded(here[name])} in all; {others}")
+        reason = f"measured on such a GPU: {_rounded(here[name])} in all; {others}"
+        if remembered:
+            reason = f"measured on this machine: {_rounded(here[name])} in all; {others}"
+        return CompileChoice(name=name, reason=reason)
     if gpu.name == CPU:
         return CompileChoice(name=EAGER, reason="rule of thumb: without a GPU, compiling seldom pays")
     if elsewhere := _totals(replace(speeds, anywhere=True), shapes, steps):

@@ -52,10 +52,7 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "Batch shapes", _shapes(plan)
     if plan.smaller_share:
         yield "High noise", f"{_percent(plan.smaller_share)} of the images at a smaller size, on average"
-    epochs = f"{counted(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,}"
-    each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
-    processes = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
-    yield "Steps", f"{plan.steps:,} ({epochs}){each}{processes}"
+    yield "Steps", _steps(plan)
     if plan.choice:
         yield "Auto", plan.choice
     if plan.compile:
@@ -90,7 +87,10 @@ def pays(break_even: BreakEven, steps: int) -> str:
 def _time(estimate: Estimate | None, unknown: str) -> str:
     if estimate is None:
         return unknown
-    return f"{duration(estimate.seconds)} ({estimate.source}: {estimate.basis})"
+    time = duration(estimate.seconds)
+    if estimate.source == "remembered":
+        return f"{time} (remembered: {estimate.basis})"
+    return f"{time} (estimated: {estimate.basis})"
 
 
 def memory_parts(memory: MemoryPlan) -> list[tuple[str, int]]:
@@ -99,14 +99,16 @@ def memory_parts(memory: MemoryPlan) -> list[tuple[str, int]]:
 
 
 def _gpu_memory(plan: RunPlan) -> str:
-    last_run = ""
-    if plan.measured_gpu_bytes:
-        last_run = f"; the tensors of the last such run took {_gib(plan.measured_gpu_bytes)} (remembered)"
-    if not plan.memory:
-        return f"not known for a model of this size{last_run}"
     memory = plan.memory
-    of_card = f" of {_gib(memory.card)}" if memory.card else ""
-    return f"{_gib(memory.in_use)}{of_card} while {memory.phase} (estimated){last_run}"
+    if not memory:
+        text = "not known for a model of this size"
+    elif memory.card:
+        text = f"{_gib(memory.in_use)} of {_gib(memory.card)} while {memory.phase} (estimated)"
+    else:
+        text = f"{_gib(memory.in_use)} while {memory.phase} (estimated)"
+    if not plan.measured_gpu_bytes:
+        return text
+    return f"{text}; the tensors of the last such run took {_gib(plan.measured_gpu_bytes)} (remembered)"
 
 
 def _gib(bytes: int) -> str:
@@ -116,6 +118,13 @@ def _gib(bytes: int) -> str:
 def _clips(clips: Clips) -> str:
     frames = f"{clips.shortest} to {clips.longest}" if clips.shortest < clips.longest else f"{clips.longest}"
     return f"{counted(clips.files, 'clip')} give {counted(clips.samples, 'sample')} of {frames} frames"
+
+
+def _steps(plan: RunPlan) -> str:
+    text = f"{plan.steps:,} ({counted(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,} steps)"
+    if plan.accumulation > 1:
+        text = f"{text}, each {plan.accumulation} batches"
+    return f"{text} in each of {plan.processes} processes" if plan.processes > 1 else text
 
 
 def _buckets(plan: RunPlan) -> str:
@@ -132,7 +141,7 @@ def _crops(plan: RunPlan) -> str:
         text = f"{_percent(crop.mean)} of the image area on average, at most {_percent(crop.worst)} ({crop.file})"
     if ordinary:
         less = f"{_percent(ordinary.mean)}, at most {_percent(ordinary.worst)}"
-        text += f"; ordinary buckets: {'none' if _is_nothing(ordinary) else less}"
+        return f"{text}; ordinary buckets: {'none' if _is_nothing(ordinary) else less}"
     return text
 
 

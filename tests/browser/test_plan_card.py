@@ -30,7 +30,7 @@ def test_the_plan_follows_the_form(page: Any, demo: Path, tmp_path: Path) -> Non
     open_file(page, variant(demo, "planned", compile=False, max_train_steps=60))
     expect(plan.locator("summary")).to_have_text("Plan 60 steps, 12 images, 1 bucket")
     unfold_plan(plan)
-    expect(plan).to_contain_text("1 epoch of 120")
+    expect(plan).to_contain_text("1 epoch of 120 steps")
     expect(plan).not_to_contain_text("Graphs")
     field(page, "max_train_steps").fill("300")
     expect(plan.locator("summary")).to_contain_text("Plan 300 steps")

@@ -60,7 +60,7 @@ def test_missing_captions_are_reported_with_the_extension_found(tmp_path: Path) 
     told: list[str] = []
     plan_of(tmp_path / "train", told=told, caption_extension=".caption")
     assert told == [
-        "3 of 3 images in '1_x' have no .caption file; found .txt files instead: set caption_extension = \".txt\""
+        "3 of 3 images in '1_x' have no .caption file; found files that end in .txt: set caption_extension = \".txt\""
     ]
     for path in (tmp_path / "train/1_x").glob("*.txt"):
         path.unlink()

@@ -504,7 +504,7 @@ def test_the_script_prints_the_plan_without_torch_and_writes_nothing(tmp_path: P
     output = tmp_path / "out"
     command = [sys.executable, "-c", code, str(tmp_path), *flags, "--output_dir", str(output)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "Steps         6 (3 epochs of 2)" in told.stdout, told.stderr
+    assert "Steps         6 (3 epochs of 2 steps)" in told.stdout, told.stderr
     assert "Before it can start: pretrained_model_name_or_path" in told.stdout
     assert not output.exists()
     made = script(tmp_path, "--train_data_dir", str(tmp_path / "data"), "--json")

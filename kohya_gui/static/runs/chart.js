@@ -75,7 +75,7 @@ var StudioChart = (() => {
 
   const whole = (step) => Math.round(step).toLocaleString("en");
   const short = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential() : `${value}`);
-  const exact = (value) => (finite(value) ? short(Number(value.toPrecision(4))) : "none");
+  const exact = (value) => (finite(value) ? short(Number(value.toPrecision(4))) : "–");
 
   const usable = (values, log) => values.filter((value) => finite(value) && (!log || value > 0));
 
@@ -428,8 +428,8 @@ var StudioChart = (() => {
       if (!runs.length) return `${this.title}: no data yet`;
       const last = (points) => points.findLast(([, value]) => finite(value)) ?? [0, NaN];
       const words = runs.map((run) => {
-        const validation = run.validation.length ? `, validation ${exact(last(run.validation)[1])}` : "";
-        return `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}${validation}`;
+        const words = `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}`;
+        return run.validation.length ? `${words}, validation ${exact(last(run.validation)[1])}` : words;
       });
       const keys = "Arrow keys move the cursor, + and - zoom, Escape shows everything.";
       return `${this.title}, smoothed. ${words.join("; ")}. ${keys}`;
@@ -575,7 +575,7 @@ var StudioChart = (() => {
       const validation = run.validation.findLast(([at]) => at <= step);
       const rows = [
         ["raw", "raw", exact(mean)],
-        run.level > 0 ? ["", "within", `${exact(low)} to ${exact(high)}`] : null,
+        run.level > 0 ? ["", "within", `${exact(low)}–${exact(high)}`] : null,
         ["mean", "smoothed", exact(run.mean[place][1])],
         validation ? ["validation", `validation at ${whole(validation[0])}`, exact(validation[1])] : null,
         ...Object.entries(run.rates).map(([group, points]) => ["rate", `rate ${group}`, near(points)]),

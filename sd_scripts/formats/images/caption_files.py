@@ -44,10 +44,11 @@ class CaptionFiles:
         if not self.missing or (is_reg and class_tokens and not self.found and not self.other):
             return None
         total = len(self.found) + len(self.missing)
-        lacking = f"{len(self.missing)} of {total} image{'s' * (total != 1)} in {self.folder.absolute().name!r}"
-        lacking += f" {'has' if len(self.missing) == 1 else 'have'} no {self.extension} file"
+        has = "has" if len(self.missing) == 1 else "have"
+        where = repr(self.folder.absolute().name)
+        lacking = f"{len(self.missing)} of {counted(total, 'image')} in {where} {has} no {self.extension} file"
         if self.other:
-            return f'{lacking}; found {self.other} files instead: set caption_extension = "{self.other}"'
+            return f'{lacking}; found files that end in {self.other}: set caption_extension = "{self.other}"'
         verb = "gets" if len(self.missing) == 1 else "get"
         instead = f"{verb} the caption {class_tokens!r}" if class_tokens else "no caption"
         names = f": {some([path.name for path in self.missing])}" if self.found else ""

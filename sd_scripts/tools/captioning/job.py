@@ -59,18 +59,18 @@ class Result:
 
     def sentence(self) -> str:
         what = (
-            f"{counted(len(self.captions), 'image')} tried, nothing written"
+            f"{counted(len(self.captions), 'image')} tried; nothing written"
             if self.tried
             else (f"{counted(self.written, 'caption')} written")
         )
         parts = [
-            (self.unchanged, "unchanged"),
-            (self.captioned, "skipped, which have a caption"),
-            (self.spared, "spared, written by hand or by a different program"),
-            (self.resumed, "finished before"),
-            (len(self.failed), "without a caption because of an error"),
+            (self.unchanged, f"{self.unchanged} unchanged"),
+            (self.captioned, f"{self.captioned} skipped, which have a caption"),
+            (self.spared, f"{self.spared} spared, written by hand or by a different program"),
+            (self.resumed, f"{self.resumed} finished before"),
+            (len(self.failed), f"{len(self.failed)} without a caption because of an error"),
         ]
-        return ", ".join([what, *(f"{count} {words}" for count, words in parts if count)])
+        return "; ".join([what, *(text for count, text in parts if count)])
 
 
 def caption_images(given: Given, reporter: Reporter) -> None:

@@ -92,16 +92,16 @@ class Result:
     """Whether its results are masks, without copies."""
 
     def sentence(self) -> str:
-        what = f"{counted(len(self.images), 'image')} tried, nothing written"
+        what = f"{counted(len(self.images), 'image')} tried; nothing written"
         if not self.tried:
             what = f"{counted(self.made, 'mask')} made" if self.are_masks else f"{counted(self.made, 'image')} changed"
         parts = [
-            (0 if self.tried else self.unchanged, "copied as they are"),
-            (0 if self.tried else self.left_out, "left out"),
-            (self.resumed, "of them finished before"),
-            (len(self.failed), "without a copy because of an error"),
+            (0 if self.tried else self.unchanged, f"{self.unchanged} copied as they are"),
+            (0 if self.tried else self.left_out, f"{self.left_out} left out"),
+            (self.resumed, f"{self.resumed} finished before"),
+            (len(self.failed), f"{len(self.failed)} without a copy because of an error"),
         ]
-        return ", ".join([what, *(f"{count} {words}" for count, words in parts if count)])
+        return "; ".join([what, *(text for count, text in parts if count)])
 
 
 def edit_images(given: Given, reporter: Reporter) -> None:

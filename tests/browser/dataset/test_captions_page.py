@@ -34,7 +34,7 @@ def test_a_folder_is_tried_and_tagged(page: Any, tmp_path: Path) -> None:
         assert too_wide(page) == set()
     page.set_viewport_size({"width": 1400, "height": 1000})
     tab.locator("[data-action=start-captions]").click()
-    expect(tab.locator(".result-panel")).to_contain_text("1 caption written, 1 skipped, which have a caption")
+    expect(tab.locator(".result-panel")).to_contain_text("1 caption written; 1 skipped, which have a caption")
     assert captions(images) == {"blue": "blue sky", "red": "mine"}
     tab.locator("[data-method=endpoint]").click()
     tab.locator("[data-action=start-captions]").click()

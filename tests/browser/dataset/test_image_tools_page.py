@@ -40,7 +40,7 @@ def test_images_are_tried_cropped_and_seen(page: Any, tmp_path: Path) -> None:
         assert too_wide(page) == set()
     page.set_viewport_size({"width": 1400, "height": 1000})
     tab.locator("[data-action=start-images]").click()
-    expect(tab.locator(".result-panel")).to_contain_text("1 image changed, 1 left out")
+    expect(tab.locator(".result-panel")).to_contain_text("1 image changed; 1 left out")
     assert (tmp_path / "photos-cropped" / "10_cat" / "a.txt").read_text() == "a cat"
     tab.locator("[data-action=see-copies]").click()
     expect(page.locator("[data-dataset] .image-cell")).to_have_count(1)

@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_card_shows_the_plan_of_the_script(cards: PlanCards, folder: Path) -> None:
     shown = html(cards, body(folder, max_train_steps="12", compile="true"))
     assert "<span>12 steps, 2 images, 1 bucket, 14 graphs, 14.6 GiB</span>" in shown
-    assert "<dt>Steps</dt><dd>12 (2 epochs of 6)</dd>" in shown
+    assert "<dt>Steps</dt><dd>12 (2 epochs of 6 steps)</dd>" in shown
 
 
 def test_images_cropped_most_by_equal_tokens_are_listed(cards: PlanCards, folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_try_a_job_and_its_copies(home: Path) -> None:
     client = page(home)
     values = {"train_data_dir": str(photos), "task": "crop", "model": str(write_yunet(home / "yunet.onnx"))}
     client.post("/studio/images/start", json={"values": values, "try": True})
-    assert ended(client)["result"]["sentence"] == "2 images tried, nothing written"
+    assert ended(client)["result"]["sentence"] == "2 images tried; nothing written"
     for when in ("before", "after"):
         assert client.get(f"/studio/images/image/1?when={when}").content.startswith(b"\xff\xd8")
     assert client.get("/studio/images/image/1?when=../x").status_code == 404

@@ -77,7 +77,8 @@ MODULES = (
     ("sd_scripts/generating", "*.py"),
     ("sd_scripts/training", "process/*.py"),
     ("sd_scripts/training", "compiling/*.py"),
-    ("sd_scripts/tools", "doctor/*.py"),
+    ("sd_scripts/tools", "**/*.py"),
+    ("sd_scripts/formats", "**/*.py"),
 )
 """Folders of modules with texts of the page, and messages about settings."""
 COUNTED = re.compile(r"""\bcounted\([^"'\n]*["'](\w+[^\Ws])["']\)""")
@@ -183,6 +184,8 @@ def _literals(tree: ast.Module) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Expr):
             left.add(id(node.value))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add_argument", "add_parser"):
+            left.update(id(each.value) for each in node.keywords)
         elif isinstance(node, ast.JoinedStr):
             left.update(id(part) for part in node.values)
             left.update(id(part.format_spec) for part in node.values if isinstance(part, ast.FormattedValue))

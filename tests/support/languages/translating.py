@@ -6,11 +6,12 @@ from functools import cache
 
 VALUE = re.compile(r"\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 COUNTED = re.compile(
-    r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|graph|group|crop|mask"
+    r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop|mask"
     r"|token|layer|line|sample|size|tensor|video|warning)s\b"
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
 VALUES = "((?:(?![.!?] [A-Z]).)+?)"
+FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"
 MAYBE = VALUES.replace("+?", "*?")
 KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]+)"
 PROSE = re.compile(r"\b[a-z]{3,}\b.*\b[a-z]{3,}\b")
@@ -63,13 +64,10 @@ class Translating:
         return self._whole(text) or (text.endswith(".") and self._whole(text[:-1]))
 
     def _list(self, text: str) -> bool:
-        for separator in (" · ", ", "):
-            parts = text.split(separator)
-            if len(parts) > 1:
-                known = [self.knows(part) for part in parts]
-                names = [bool(NAME.fullmatch(part)) for part in parts]
-                return any(known) if separator == " · " else all(map(max, known, names))
-        return False
+        if " · " in text:
+            return any(self.knows(part) for part in text.split(" · "))
+        parts = next((text.split(mark) for mark in ("; ", ", ") if mark in text), ())
+        return bool(parts) and all(self.knows(part) or NAME.fullmatch(part) for part in parts)
 
 
 def _first_word(english: str) -> str:
@@ -103,9 +101,13 @@ def _pattern(english: str) -> "re.Pattern[str]":
         if counted:
             words = words.replace(re.escape(f" {counted[1]}s"), re.escape(f" {counted[1]}") + "s?", 1)
         joined = before is not None and re.search(r"^$|[^\s\"'(:=]$", before)
-        kind = (
-            r"([\d.,]+(?: to [\d.,]+)?|\{\d+\})" if counted else KEY if value[0] != "{" else MAYBE if joined else VALUES
-        )
+        kind = FIRST if before is None and not first else VALUES
+        if counted:
+            kind = r"([\d.,]+(?: to [\d.,]+)?|\{\d+\})"
+        elif value[0] != "{":
+            kind = KEY
+        elif joined:
+            kind = MAYBE
         parts.append(f"{kind}{words}")
         before = text
     return re.compile("".join(parts), re.DOTALL)

@@ -81,7 +81,7 @@ def test_trying_writes_nothing(tagger: Path, images: Path, tmp_path: Path) -> No
     assert captions(images) == {"blue": "before"}
     tried = [(Path(each["image"]).stem, each["before"], each["after"]) for each in result(run)["captions"]]
     assert tried == [("blue", "before", "before, blue sky"), ("green", "", "green hair")]
-    assert result(run)["sentence"] == "2 images tried, nothing written"
+    assert result(run)["sentence"] == "2 images tried; nothing written"
     assert "spares this caption" in result(run)["captions"][0]["kept"]
     assert (run / "tried-1.jpg").is_file()
 

@@ -285,7 +285,7 @@ def test_trying_shows_before_and_after_and_writes_nothing(photos: Path, tmp_path
     assert {file.name for file in (tmp_path / "run").glob("*.jpg")} == {
         *("tried-0-before.jpg", "tried-0-after.jpg", "tried-1-before.jpg")
     }
-    assert read_json(tmp_path / "run" / "images.json")["sentence"] == "2 images tried, nothing written"
+    assert read_json(tmp_path / "run" / "images.json")["sentence"] == "2 images tried; nothing written"
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
@@ -318,7 +318,7 @@ def test_a_stopped_job_leaves_no_folder_and_continues(
     assert edit(photos, "--run_dir", tmp_path / "run") == 0
     assert sorted(path.name for path in seen) == ["c.bmp", "d.bmp"]
     assert files(tmp_path / "photos-converted") == {"a.png", "b.png", "c.png", "d.png"}
-    assert read_json(tmp_path / "run" / "images.json")["sentence"] == "4 images changed, 2 of them finished before"
+    assert read_json(tmp_path / "run" / "images.json")["sentence"] == "4 images changed; 2 finished before"
     assert {path.name for path in tmp_path.iterdir()} == {"photos", "photos-converted", "run"}
 
 
