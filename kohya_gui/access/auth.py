@@ -15,10 +15,11 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kohya_gui.access.content_policy import NOTHING, page_policy
-from kohya_gui.access.login_pages import LOGIN_PAGE, token_page
+from kohya_gui.access.login_pages import login_page, token_page, too_many_guesses
 from kohya_gui.access.login_throttle import LoginLog, LoginThrottle
 from kohya_gui.access.request_checks import refusal
 from kohya_gui.access.sessions import LIFETIME, Sessions
+from kohya_gui.languages.catalogues import language_of
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine. Served locally only, any other Host means that a foreign name points at it."""
@@ -114,7 +115,7 @@ class AuthMiddleware:
                 wrong = self._guess(sessions, scope, "token", token)
                 return wrong or self._with_session(sessions, scope, self._clean_address(scope))
             if not self._bears_token(sessions, scope):
-                return _login_page(sessions) if reads and path == "/" else Response(status_code=401)
+                return _login_page(sessions, scope) if reads and path == "/" else Response(status_code=401)
         if sessions and path == "/logout" and reads:
             return self._log_out(sessions, scope)
         if path == "/" and reads and _token(scope) is not None:
@@ -169,7 +170,7 @@ class AuthMiddleware:
         address = _address(scope)
         if wait := self._throttle.wait(address):
             headers = {"Retry-After": f"{wait:.0f}"}
-            return PlainTextResponse(f"Too many wrong {kind}s. Try again in {wait:.0f} s", 429, headers)
+            return PlainTextResponse(too_many_guesses(_language(scope), kind, wait), 429, headers)
         if sessions.credential.kind == kind and sessions.credential.matches(secret, username):
             self._throttle.succeeded(address)
             return None
@@ -177,7 +178,7 @@ class AuthMiddleware:
             self._policy.log.failed(address, kind)
         if kind == "password":
             return JSONResponse({"detail": "Incorrect credentials."}, 400)
-        return _html(token_page(wrong=True), 401)
+        return _html(token_page(_language(scope), wrong=True), 401)
 
     def _log_out(self, sessions: Sessions, scope: Scope) -> Response:
         name = _cookie_name(sessions, scope)
@@ -253,8 +254,15 @@ def _is_logged_in(scope: Scope, sessions: Sessions) -> bool:
     return sessions.is_open(HTTPConnection(scope).cookies.get(_cookie_name(sessions, scope), ""))
 
 
-def _login_page(sessions: Sessions) -> Response:
-    return _html(LOGIN_PAGE, 200) if sessions.credential.kind == "password" else _html(token_page(), 401)
+def _login_page(sessions: Sessions, scope: Scope) -> Response:
+    language = _language(scope)
+    if sessions.credential.kind == "password":
+        return _html(login_page(language), 200)
+    return _html(token_page(language), 401)
+
+
+def _language(scope: Scope) -> str:
+    return language_of(HTTPConnection(scope))
 
 
 def _html(page: str, status: int) -> Response:

@@ -6,7 +6,7 @@
 // into the configuration and the values that the server sends.
 var Language = (() => {
   const { on, ask } = Studio;
-  const KEPT = "language";
+  const COOKIE = "sd-scripts-language"; // the login page reads it, too
   const CHINESE = "zh-CN";
   const ATTRIBUTES = ["title", "placeholder", "aria-label", "alt", "label"];
   /** Names, captions, tags and prompts of users. */
@@ -22,7 +22,7 @@ var Language = (() => {
   const FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"; // a text that begins with a value, too, is no list
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
-  const MOST_SENTENCES = 20;
+  const MOST_PARTS = 20; // sentences, or parts of a list
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
   const PROSE = /\b[a-z]{3,}\b.*\b[a-z]{3,}\b/;
   const MAYBE = VALUES.replace("+?", "*?");
@@ -40,11 +40,11 @@ var Language = (() => {
     "--word-stale": "The settings have changed since: print the command again",
   };
 
-  const kept = localStorage.getItem(KEPT);
+  const kept = new RegExp(`(?:^|; )${COOKIE}=([\\w-]+)`).exec(document.cookie)?.[1];
   const preferred = () => navigator.languages.find((each) => /^(zh|en)\b/i.test(each))?.toLowerCase() ?? "";
   const isChinese = kept ? kept === CHINESE : preferred().startsWith("zh");
   on("click", "#language-switch", () => {
-    localStorage.setItem(KEPT, isChinese ? "en" : CHINESE);
+    document.cookie = `${COOKIE}=${isChinese ? "en" : CHINESE}; max-age=31536000; samesite=lax`;
     location.reload();
   });
   if (!isChinese) return { text: (english) => english, english: (element) => element.textContent, visit: () => {} };
@@ -116,7 +116,7 @@ var Language = (() => {
   /** Several sentences, where each is known, alone or with those that follow. */
   const sentences = (english) => {
     const parts = english.split(/(?<=[.!?]) (?=\S)|\n/);
-    if (parts.length > MOST_SENTENCES) return null;
+    if (parts.length > MOST_PARTS) return null;
     let chinese = "";
     for (let start = 0, end; start < parts.length; start = end) {
       for (end = parts.length; end > start; end--) {
@@ -140,7 +140,7 @@ var Language = (() => {
   };
   const series = (english, mark, chinese) => {
     const parts = english.split(mark);
-    if (parts.length < 2) return null;
+    if (parts.length < 2 || parts.length > MOST_PARTS) return null;
     const known = parts.map((part) => translated(part) ?? (NAME.test(part) ? part : null));
     return known.includes(null) ? null : known.join(chinese);
   };

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kohya_gui.app import OTHER_TABS
-from kohya_gui.languages.language_routes import catalogue
+from kohya_gui.languages.catalogues import catalogue
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.settings.catalog import FAMILY_TITLES
 from sd_scripts.settings.family_options import each_option

@@ -26,7 +26,7 @@ import uvicorn
 from kohya_gui import command
 from kohya_gui.access.auth import LARGEST_BODY, LARGEST_STUDIO_BODY, NOT_OURS, OWN_NAMES, AuthMiddleware
 from kohya_gui.access.content_policy import page_policy
-from kohya_gui.access.login_pages import LOGIN_PAGE, token_page
+from kohya_gui.access.login_pages import login_page, token_page
 from kohya_gui.access.login_throttle import (
     FORGET_AFTER,
     FREE_GUESSES,
@@ -238,14 +238,29 @@ def test_every_route_requires_login(locked):
                 assert status in (422, 429), path
                 assert b"password" in content or status == 429
             elif path == "/" and method in ("GET", "HEAD"):
-                assert (status, content) == (200, LOGIN_PAGE.encode() if method == "GET" else b"")
+                assert (status, content) == (200, login_page("en").encode() if method == "GET" else b"")
             else:
                 assert status in NOTHING, f"{method} {path}: {status}"
                 assert content == b"", f"{method} {path}: {content[:80]!r}"
 
 
+@pytest.mark.parametrize(
+    ("headers", "word"),
+    [
+        ({"Accept_Language": "zh-CN,zh;q=0.9,en;q=0.8"}, "登录"),
+        ({"Accept_Language": "de,en;q=0.8,zh;q=0.5"}, "Log in"),
+        ({"Accept_Language": "de"}, "Log in"),
+        ({"Accept_Language": "en", "Cookie": "sd-scripts-language=zh-CN"}, "登录"),
+        ({"Accept_Language": "zh", "Cookie": "sd-scripts-language=en"}, "Log in"),
+        ({"Accept_Language": "en", "Cookie": "sd-scripts-language=../../etc"}, "Log in"),
+    ],
+)
+def test_the_login_page_is_in_the_language_of_the_switch_or_the_browser(locked, headers, word):
+    assert f"<h1>{word}</h1>" in locked.ask("GET", "/", **headers)[1].decode()
+
+
 def test_the_login_page_reveals_nothing_of_the_page():
-    assert not [word for word in WORDS_OF_A_PAGE if word in LOGIN_PAGE.encode()]
+    assert not [word for word in WORDS_OF_A_PAGE if word in login_page("en").encode()]
 
 
 def test_an_unknown_session_opens_nothing(locked):
@@ -480,11 +495,11 @@ def test_without_the_token_a_page_explains_where_to_find_it(tokened):
         for method in ("GET", "POST"):
             status, content = tokened.ask(method, path, X_Studio="1")
             if (path, method) == ("/", "GET"):
-                assert (status, content) == (401, token_page().encode())
+                assert (status, content) == (401, token_page("en").encode())
             elif path.rstrip("/") != "/login" or method == "GET":
                 assert (status in NOTHING, content) == (True, b""), path
-    assert b"printed in its terminal" in token_page().encode()
-    assert not [word for word in WORDS_OF_A_PAGE if word in token_page().encode()]
+    assert b"printed in its terminal" in token_page("en").encode()
+    assert not [word for word in WORDS_OF_A_PAGE if word in token_page("en").encode()]
 
 
 def test_the_address_with_the_token_opens_the_page_and_leaves_a_clean_address(tokened):

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import kohya_gui.server.studio_routes  # with all option groups  # noqa: F401
 from kohya_gui.languages import language_routes
-from kohya_gui.languages.language_routes import LANGUAGES, catalogue, parts
+from kohya_gui.languages.catalogues import LANGUAGES, catalogue, parts
 from tests.support.languages import page_texts
 from tests.support.languages.translating import Translating, own_values
 

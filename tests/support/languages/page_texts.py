@@ -50,15 +50,10 @@ LEFT = frozenset(Path(__file__).with_name("page_names.txt").read_text(encoding="
 GRADIO = ("number input for {1}", "range slider for {1}", "Reset to default value", "More tabs")
 """Names of Gradio's own controls, which follow the browser's language only."""
 TERMINAL = (
-    *("kohya_gui/access/auth", "kohya_gui/access/c", "kohya_gui/access/login", "kohya_gui/command", "kohya_gui/doctor"),
-    *(
-        "kohya_gui/server/lean",
-        "kohya_gui/kohya/",
-        "kohya_gui/languages/",
-        "kohya_gui/theme",
-        "kohya_gui/print_command",
-    ),
-    *("kohya_gui/demo", "sd_scripts/settings/document", "sd_scripts/settings/command_line"),
+    *("kohya_gui/access/auth", "kohya_gui/access/c", "kohya_gui/access/login_throttle"),
+    *("kohya_gui/command", "kohya_gui/demo", "kohya_gui/doctor", "kohya_gui/kohya/", "kohya_gui/languages/"),
+    *("kohya_gui/print_command", "kohya_gui/server/lean", "kohya_gui/theme"),
+    *("sd_scripts/settings/document", "sd_scripts/settings/command_line"),
 )
 """Modules whose texts are for the terminal, or that nobody reads."""
 MODULES = (

@@ -6,8 +6,8 @@ from functools import cache
 
 VALUE = re.compile(r"\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 COUNTED = re.compile(
-    r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop|mask"
-    r"|token|layer|line|sample|size|tensor|video|warning)s\b"
+    r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop"
+    r"|mask|token|layer|line|sample|size|tensor|video|warning)s\b"
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
 VALUES = "((?:(?![.!?] [A-Z]).)+?)"
