@@ -19,7 +19,7 @@ var Language = (() => {
   const INLINE = "a, b, code, em, i, kbd, button.field-link, .note strong"; // part of the sentence around them
   const VALUE = /\{(\w+)(!?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, `code`, an option's key
   const VALUES = "((?:(?![.!?] [A-Z]).)+?)"; // a value ends with its sentence
-  const FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"; // a text that begins with a value, too, is no list
+  const FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"; // one at the beginning of a text ends with its part of a list, too
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_PARTS = 20; // sentences, or parts of a list

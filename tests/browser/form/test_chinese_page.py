@@ -1,17 +1,27 @@
 """The page in Chinese, where the browser or the switch asks for it; and in English, where it costs nothing."""
 
+import dataclasses
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kohya_gui.app import OTHER_TABS
 from kohya_gui.languages.catalogues import catalogue
+from sd_scripts.machine.nvidia import Gpu
 from sd_scripts.options.spec import OptionGroup
+from sd_scripts.planning.run_plan import BreakEven, plan_run
+from sd_scripts.planning.text import headline, notes, rows
 from sd_scripts.settings.catalog import FAMILY_TITLES
 from sd_scripts.settings.family_options import each_option
+from sd_scripts.settings.reading import from_values
+from sd_scripts.tools.captioning.job import Result
 from tests.browser.page_help import SLOW, Gui, expect, settled
+from tests.support.data import make_folder
 from tests.support.languages import page_texts
+from tests.support.scripts import FLUX_LORA
 
 ENGLISH = r"""() => {
   const found = new Set();
@@ -25,6 +35,8 @@ ENGLISH = r"""() => {
   return [...found];
 }"""
 """Texts that are seen and have no Chinese word in them, but for results of jobs that other tests started."""
+PAYS = (BreakEven(step=0, saved=0), BreakEven(step=4000, saved=-60), BreakEven(step=400, saved=60))
+UNITS = {"token", "latent"}
 NAMES = {"SD Scripts Studio", "LoRA", "LoRAs", "DreamBooth", "MIT", "OpenRAIL++-M", "CFG scale", "(--ss)"}
 
 
@@ -97,6 +109,27 @@ def test_the_browser_translates_every_text_of_the_catalogue(chinese: Any) -> Non
     texts = {english: words for english, words in catalogue("zh-CN").items() if "{" not in words and "`" not in english}
     shown = chinese.evaluate("(texts) => texts.map(Language.text)", list(texts))
     assert [english for english, words in zip(texts, shown, strict=True) if words != texts[english]] == []
+
+
+def test_every_line_of_a_plan_and_of_the_result_of_a_job_is_translated(chinese: Any, tmp_path: Path) -> None:
+    """They are composed, which the texts in the code do not show."""
+    make_folder(tmp_path / "1_cat", [(1000, 800), (512, 481), (128, 64)])
+    values = {
+        "train_data_dir": str(tmp_path),
+        "resolution": "1024,1024",
+        "max_train_steps": 1000,
+        "enable_bucket": True,
+    }
+    more = {"compile": True, "compile_auto": True, "gradient_accumulation_steps": 2, "equal_token_buckets": True}
+    gpu = Gpu("NVIDIA H200", 141 * 2**30)
+    plans = [plan_run(from_values(FLUX_LORA, values | some), gpu, ()) for some in ({}, more)]
+    plans += [dataclasses.replace(plans[1], measured_gpu_bytes=2**34, processes=2, break_even=pays) for pays in PAYS]
+    texts = [text for plan in plans for text in (headline(plan), *(text for _, text in rows(plan)), *notes(plan))]
+    texts += [Result(written=12, unchanged=3, captioned=2, spared=1, resumed=4, failed={"a.png": ""}).sentence()]
+    shown = dict(zip(texts, chinese.evaluate("(texts) => texts.map(Language.text)", texts), strict=True))
+    words = re.compile(r"(?<![\w_.'-])[a-z]{4,}(?![\w_./-])(?! = )")
+    english = {text: found for text, words_of in shown.items() if (found := set(words.findall(words_of)) - UNITS)}
+    assert english == {}
 
 
 def test_a_long_text_of_someone_else_is_left_and_holds_nothing_up(chinese: Any) -> None:
