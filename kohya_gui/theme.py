@@ -24,7 +24,14 @@ SCRIPTS = (
     ),
     *("runs/compare.js", "runs/runs.js", "tools/doctor.js", "form/prompts.js", "form/fields.js", "form/browse.js"),
     *("form/compile_bundle.js", "runs/plan.js", "runs/measure.js", "tools/compile_cache.js", "generate/texts.js"),
-    *("generate/rating.js", "generate/generate.js", "tools/lora_report.js", "tools/lora_tools.js", "tools/job_tab.js"),
+    *(
+        "generate/rating.js",
+        "generate/own_loras.js",
+        "generate/generate.js",
+        "tools/lora_report.js",
+        "tools/lora_tools.js",
+        "tools/job_tab.js",
+    ),
     *(
         "tools/captions.js",
         "tools/images.js",

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.form.field_links import NO_LINKS, FieldLinks
+from kohya_gui.generate import own_loras
 from kohya_gui.generate.control_uploads import CONTROL_FOLDER, keep_control, remove_unused
 from kohya_gui.generate.generate_form import form, form_values, options_of, values_of
 from kohya_gui.generate.generate_job import GenerateJob
@@ -23,8 +24,6 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.generated_files import GENERATED_TYPES, read_generated
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
 from sd_scripts.formats.images.image_parameters import read_chunks, typed
-from sd_scripts.formats.models.safetensors_header import read_header
-from sd_scripts.formats.models.trigger_words import trigger_words
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.generating.generate import GENERATE, GenerateOptions
 from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, image_files, line_keys, read_prompt_file
@@ -40,8 +39,6 @@ from sd_scripts.settings.sweeps import cells_of
 
 MOST_IMAGES = 120
 """Images in the gallery, the newest ones."""
-MOST_RUNS = 500
-"""Newest runs whose adapters are offered."""
 MOST_BYTES = 100 << 20
 """Size of a control image that is uploaded."""
 FAMILIES = {script.family for script in GENERATE_SCRIPTS}
@@ -56,14 +53,13 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
     tab = GenerateRoutes(queue, allowed_paths)
     return [
+        *own_loras.routes(queue, allowed_paths),
         get("generate/form", lambda request: form()),
         get("generate", tab.state),
         get("generate/gallery", tab.gallery),
         get("generate/image/{name}", tab.image),
         get("generate/preview", tab.preview),
         get("generate/run/{id:row}", tab.of_run),
-        get("generate/adapters", tab.adapters),
-        get("generate/trigger", tab.trigger),
         post("generate", tab.start),
         post("generate/cancel", tab.cancel),
         post("generate/free", tab.free),
@@ -186,26 +182,6 @@ class GenerateRoutes:
             raise ValueError("The request contains no image metadata")
         texts = {str(key): text for key, text in chunks.items() if isinstance(text, str)}
         return as_form(read_chunks(texts))
-
-    def adapters(self, request: Request) -> list[dict[str, str]]:
-        """Return the last adapter of each run of a family, the newest run first."""
-        family = request.query_params.get("family")
-        files: dict[str, str] = {}
-        for row in self._queue.store.rows(MOST_RUNS):
-            if row.family != family or not row.results or tab_of(row).method != "lora":
-                continue
-            path = row.results[-1]
-            if not self._allowed_paths.problem("lora_weights", path) and Path(path).is_file():
-                files.setdefault(path, row.name)
-        return [{"path": path, "run": run} for path, run in files.items()]
-
-    def trigger(self, request: Request) -> dict[str, str]:
-        """Return the trigger words of an adapter file, "" if it shows none or cannot be read."""
-        path = allowed_file(self._allowed_paths, "lora_weights", request.query_params.get("path", ""))
-        try:
-            return {"words": trigger_words(read_header(path).metadata)}
-        except (OSError, ValueError):  # Generate reports the problem
-            return {"words": ""}
 
     def of_run(self, request: Request) -> dict[str, Any]:
         """Return the form with which to try the model that a run trained."""

@@ -132,7 +132,8 @@ class Worker:
         seconds = round((time.perf_counter() - began) / len(batch), 2)
         files = []
         for number, (prompt, media) in enumerate(made, progress.made):
-            values = parameters(settings, prompt, media) | ({"sweep": cell.words} if cell.labels else {})
+            swept = {"sweep": [list(pair) for pair in cell.labels.items()]} if cell.labels else {}
+            values = {**parameters(settings, prompt, media), **swept}
             path = self._write(settings[GenerateOptions], media, values)
             files.append((path, prompt))
             fields: Payload = {"path": str(path), "id": progress.id, "number": number, **media.facts}

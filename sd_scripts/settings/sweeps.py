@@ -31,11 +31,6 @@ class Cell:
     column: int
     row: int
 
-    @property
-    def words(self) -> str:
-        """Its values as text: "steps 20, scale 4"."""
-        return ", ".join(f"{name} {value}" for name, value in self.labels.items())
-
 
 def cells_of(settings: Settings) -> list[Cell]:
     """Return the cells of the grid, row by row; without a sweep, one. All have the same seeds, unless seeds are

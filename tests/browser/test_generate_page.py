@@ -42,9 +42,15 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     store = RunStore(gui.runs)
     run = store.add(tmp_path / "run", name="mycat", tab="lora", family="flux_kontext", state="finished")
     store.update(run.id, results=[adapter])
+    make_image(tmp_path / "mycat.preview.png", (64, 64))
     store.close()
     family.select_option("flux_kontext")
-    tab.get_by_label("Adapters of my runs").select_option("mycat")
+    tab.get_by_role("button", name="My LoRAs…").click()
+    own = page.locator("dialog[open]")
+    expect(own.get_by_role("button", name="mycat")).to_contain_text("sks cat")
+    expect(own.locator("img")).to_have_js_property("naturalWidth", 64)
+    own.get_by_role("button", name="mycat").click()
+    expect(own).to_be_hidden()
     expect(tab.locator(".adapter-file")).to_have_value(str(adapter))
     tab.locator("#generate-prompt textarea").fill("on a chair\na Sks cat\n# later")
     tab.get_by_role("button", name="Trigger words: sks cat").click()
@@ -120,6 +126,21 @@ def test_a_form_becomes_images_and_a_dropped_image_the_form(
     tab.get_by_label("Remove the comparison").last.click()
     tab.locator("#generate-go").click()
     expect(tab.locator(".generate-images .sample-label")).to_have_text(["grid", "steps 2", "steps 1"], timeout=TRAINING)
+    tab.get_by_label("Remove the comparison").click()
+
+    # a value with a comma is one value: the images are rated together
+    tab.locator("[data-action=add-sweep]").click()
+    tab.get_by_label("Option to compare").last.select_option("negative_prompt")
+    tab.get_by_label("Values, separated by commas").last.fill('"blurry, dark", dull')
+    tab.locator("#generate-go").click()
+    names = ["grid", "negative_prompt dull", "negative_prompt blurry, dark", "grid", "steps 2", "steps 1"]
+    expect(tab.locator(".generate-images .sample-label")).to_have_text(names, timeout=TRAINING)
+    tab.locator("[data-action=rate]").click()
+    rating = page.locator("dialog[open]")
+    expect(rating.get_by_role("status")).to_have_text("Which is better? 1 of 1")
+    page.keyboard.press("ArrowDown")
+    expect(rating.locator("th[scope=row]")).to_have_text(["negative_prompt dull", "negative_prompt blurry, dark"])
+    page.keyboard.press("Escape")
     tab.get_by_label("Remove the comparison").click()
 
     # a clip, and one that was cut off

@@ -33,15 +33,17 @@ def test_each_image_equals_one_alone_and_the_grid_has_all(miniature: Any, tmp_pa
     more: dict[str, Any] = {"lora_weights": [str(lora)], "prompt": ["a red circle --d 5"]}
     assert run(miniature, tmp_path / "out", **more, sweep=TWO) == 0
     (grid,) = (tmp_path / "out").glob(f"*{ENDING}")
-    images = {told(file)["sweep"]: file for file in (tmp_path / "out").iterdir() if file != grid}
-    assert images.keys() == {f"lora_multiplier {strength}, steps {steps}" for strength in (0, 2) for steps in (1, 2)}
+    files = [file for file in (tmp_path / "out").iterdir() if file != grid]
+    images = {(strength, steps): file for file in files for (_, strength), (_, steps) in [told(file)["sweep"]]}
+    assert told(files[0])["sweep"][0][0] == "lora_multiplier"
+    assert images.keys() == {(strength, steps) for strength in ("0", "2") for steps in ("1", "2")}
     assert run(miniature, tmp_path / "alone", **more, lora_multiplier=[2.0], steps=1) == 0
     (alone,) = (tmp_path / "alone").iterdir()
-    assert np.array_equal(pixels(images["lora_multiplier 2, steps 1"]), pixels(alone))
-    assert not np.array_equal(pixels(images["lora_multiplier 0, steps 1"]), pixels(alone))
+    assert np.array_equal(pixels(images["2", "1"]), pixels(alone))
+    assert not np.array_equal(pixels(images["0", "1"]), pixels(alone))
     shown = pixels(grid)
     side = (shown.shape[1] - LEFT) // 2 - 8
-    corner = np.asarray(Image.fromarray(pixels(images["lora_multiplier 0, steps 1"])).resize((side, side)))
+    corner = np.asarray(Image.fromarray(pixels(images["0", "1"])).resize((side, side)))
     assert np.abs(shown[HEAD : HEAD + side, LEFT : LEFT + side].astype(int) - corner).mean() < 8
 
 

@@ -22,7 +22,7 @@
   const upload = Studio.upload(".toml", take, { "aria-label": "File of a preset" });
   const keep = el("form", { class: "preset-save", onsubmit: (event) => (event.preventDefault(), save()) });
   keep.append(name, about, el("button", { type: "submit" }, "Save as preset"), button("Add from a file…", () => upload.click()), upload);
-  const dialog = Studio.dialog({ id: "presets", "aria-label": "Presets" });
+  const dialog = Studio.dialog({ id: "presets", class: "presets", "aria-label": "Presets" });
   dialog.append(
     el("div", { class: "preset-head" }, el("h2", {}, "Presets"), families, gpu, closer(dialog)),
     said,

@@ -97,17 +97,8 @@
     put("prompt", read("prompt").trim() ? lines.map((line) => (lacks(line) ? `${words}, ${line}` : line)).join("\n") : words);
     changed();
   };
-  /** Offer the files that runs of this family trained. */
-  const offerAdapters = async () => {
-    const found = await ask(`generate/adapters?family=${home.family.value}`).catch(() => []);
-    const name = (path) => path.split(/[/\\]/).pop();
-    const option = ({ path, run }) => el("option", { value: path, title: path }, name(path) === `${run}.safetensors` ? run : `${run}: ${name(path)}`);
-    home.trained.replaceChildren(el("option", { value: "" }, "Add one of my runs…"), ...found.map(option));
-    home.trained.hidden = !found.length;
-  };
-  const addTrained = () => {
-    home.adapters.append(adapterRow({ path: home.trained.value }));
-    home.trained.value = "";
+  const addOwn = (path) => {
+    home.adapters.append(adapterRow({ path }));
     changed();
   };
   const adapters = () =>
@@ -224,15 +215,14 @@
     const [first, ...rest] = panels;
     home.adapters = el("div", { class: "adapters" }, ...files.map(adapterRow));
     const add = button("Add adapter", () => home.adapters.append(adapterRow()), { "data-action": "add-adapter" });
-    home.trained = el("select", { class: "adapters-of-runs", "aria-label": "Adapters of my runs", hidden: true, onchange: addTrained });
-    const ways = el("div", { class: "control-ways" }, add, home.trained);
+    const own = button("My LoRAs…", () => Studio.chooseLora(home.family.value, addOwn), { "data-action": "own-loras" });
+    const ways = el("div", { class: "control-ways" }, add, own);
     const box = el("div", { class: "generate-adapters" }, el("span", { class: "generate-label" }, "LoRAs and other adapters"), home.adapters, ways);
     home.sweeps = el("div", { class: "sweeps" });
     home.addSweep = button("Compare values…", () => home.sweeps.append(sweepRow()), { "data-action": "add-sweep", title: "An image for each value of an option, or for each pair of values of two" });
     for (const each of compared) home.sweeps.append(sweepRow(each));
     const sweepBox = el("div", { class: "generate-adapters", id: "generate-sweep" }, home.sweeps, el("div", { class: "control-ways" }, home.addSweep));
     home.form.replaceChildren(...[controlBox(paths), first, box, sweepBox, ...rest].filter(Boolean));
-    offerAdapters();
     for (const field of fields()) put(field.name, values[field.name] ?? field.value);
     show();
   };
@@ -359,7 +349,7 @@
       const { prompt } = image.parameters ?? {};
       const title = `${prompt ?? ""}\n${line(image)}`;
       const attributes = { class: "sample", "data-name": image.name, title };
-      const label = image.parameters?.sweep ?? (image.name.endsWith(GRID) ? "grid" : "");
+      const label = image.parameters?.sweep ? labelOf(image) : image.name.endsWith(GRID) ? "grid" : "";
       const shape = Studio.isClip(image.name) ? { clip: true, width: image.width, height: image.height } : {};
       const made = button(Studio.media(source(image), prompt ?? image.name, shape), () => open(image), attributes);
       if (label) made.append(el("span", { class: "sample-label" }, label));
@@ -372,15 +362,18 @@
     home.empty.hidden = images.length > 0 || state.requests.length > 0;
   };
 
+  /** The values of a comparison that an image was made with: steps 20, scale 4. */
+  const labelOf = (image) => image.parameters.sweep.map((pair) => pair.join(" ")).join(", ");
+
   /** The images of the newest comparison of values, by value, with a row for each prompt and seed. */
   const compared = () => {
-    const optionsOf = (words) => words.split(", ").map((each) => each.replace(/ [^ ]*$/, "")).join();
+    const optionsOf = ({ parameters: p }) => p.sweep.map(([option]) => option).join();
     const labelled = images.filter(({ name, parameters: p }) => p?.sweep && !name.endsWith(GRID));
-    const own = labelled.filter(({ parameters: p }) => optionsOf(p.sweep) === optionsOf(labelled[0].parameters.sweep));
+    const own = labelled.filter((image) => optionsOf(image) === optionsOf(labelled[0]));
     const rowOf = ({ parameters: p }) => `${p.prompt} · seed ${p.seed}`;
     const rows = [...new Set(own.map(rowOf))];
-    const byName = new Map(own.map(({ parameters: p }) => [p.sweep, rows.map(() => null)]));
-    for (const each of own) byName.get(each.parameters.sweep)[rows.indexOf(rowOf(each))] ??= source(each);
+    const byName = new Map(own.map((image) => [labelOf(image), rows.map(() => null)]));
+    for (const each of own) byName.get(labelOf(each))[rows.indexOf(rowOf(each))] ??= source(each);
     return { candidates: [...byName].map(([name, made]) => ({ name, images: made })), rows };
   };
   const rate = () => Studio.rate(compared().candidates, compared().rows);
@@ -477,5 +470,4 @@
   };
   const isIdle = () => home && state && !state.requests.some(isOpen);
   const beat = Studio.whileShown("[data-generate]", EVERY, work, () => !isIdle() || Date.now() >= asked + IDLE_EVERY);
-  Studio.on("click", "[role=tab]", () => setTimeout(() => visible() && offerAdapters())); // a run may have ended since
 })();

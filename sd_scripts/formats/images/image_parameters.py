@@ -37,8 +37,8 @@ def text_chunks(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of both chunks.
 
     `parameters`: prompt, negative_prompt, steps, sampler (None: flow matching), scale, guidance, seed, width, height,
-    model (its name), adapters (a list of {name, strength}), frames and fps of a clip, and anything more, which only our
-    own chunk has.
+    model (its name), adapters (a list of {name, strength}), frames and fps of a clip, sweep (option and value of each
+    axis), and anything more, which only our own chunk has.
     """
     return {WEBUI: _webui(parameters), OURS: json.dumps(parameters, ensure_ascii=False)}
 
@@ -130,6 +130,13 @@ def _files(value: object) -> list[dict[str, Any]] | None:
     return [{name: each for name, each in entry.items() if each is not None} for entry in read]
 
 
+def _pairs(value: object) -> list[list[str]] | None:
+    """Return the options that were compared, each with its value in this image."""
+    pairs = value if isinstance(value, list) else []
+    is_whole = all(isinstance(pair, list) and len(pair) == 2 and None not in map(_text, pair) for pair in pairs)
+    return [[str(each) for each in pair] for pair in pairs] if pairs and is_whole else None
+
+
 def _file(value: object) -> dict[str, Any] | None:
     return next(iter(_files([value]) or ()), None)
 
@@ -145,6 +152,7 @@ READERS: Mapping[str, Callable[[object], Any]] = {
     **dict.fromkeys(("scale", "guidance", "fps", "flow_shift"), _number),
     **dict.fromkeys(("adapters", "control_images"), _files),
     **dict.fromkeys(("start_image", "end_image", "control_clip"), _file),
+    "sweep": _pairs,
 }
 
 

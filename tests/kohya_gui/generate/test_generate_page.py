@@ -1,5 +1,6 @@
 """The tab Generate without a browser: its routes, and the resident process that they start."""
 
+import io
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from kohya_gui.generate.generate_form import ROWS, form, options_of, values_of
 from kohya_gui.generate.generate_job import Request as Asked
 from kohya_gui.generate.generate_routes import GenerateRoutes, as_form, routes
 from sd_scripts.families.flux.family import FLUX
+from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.images.image_parameters import read_chunks, text_chunks
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.generating.serve import Server
@@ -32,7 +34,7 @@ from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.process import STARTED_BY
 from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.runs.store import RunStore
+from sd_scripts.runs.store import RunStore, state_folder
 from sd_scripts.settings.catalog import GENERATE_SCRIPTS
 from sd_scripts.settings.launching.accelerate_command import sees_no_gpu
 from tests.support.clips import make_clip
@@ -173,7 +175,7 @@ import json, sys, time
 from pathlib import Path
 from kohya_gui.generate.generate_job import GenerateJob
 from sd_scripts.runs.queue import RunQueue
-from sd_scripts.runs.store import RunStore
+from sd_scripts.runs.store import RunStore, state_folder
 job = GenerateJob(RunQueue(RunStore(Path(sys.argv[1]))))
 for values in json.loads(sys.argv[2]):
     job.generate("flux", values)
@@ -362,7 +364,7 @@ def test_failures_and_warnings_lead_to_the_fields_of_the_family(tab: Tab) -> Non
     assert plain == "slow"
 
 
-def test_the_last_adapter_of_each_run_of_the_family_is_offered_newest_first(tab: Tab, tmp_path: Path) -> None:
+def test_the_last_lora_of_each_run_of_the_family_and_those_in_folders_are_offered(tab: Tab, tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.safetensors" for name in ("first", "second", "model", "sdxl", "lost")}
     for name, (kind, family) in {
         "first": ("lora", "flux"),
@@ -375,10 +377,46 @@ def test_the_last_adapter_of_each_run_of_the_family_is_offered_newest_first(tab:
         tab.queue.store.update(run.id, results=[tmp_path / "earlier.safetensors", files[name]])
         files[name].touch()
     files["lost"].unlink()
-    offered = [{"path": str(files[name]), "run": name} for name in ("second", "first")]
+    bought = tmp_path / "library" / "bought.safetensors"
+    bought.parent.mkdir()
+    layer = "lora_unet_double_blocks_0_img_attn_proj"
+    weights = {"lora_down.weight": torch.zeros(2, 3072), "lora_up.weight": torch.zeros(3072, 2)}
+    save_file({f"{layer}.{name}": each for name, each in weights.items()}, bought, {"modelspec.trigger_phrase": "tom"})
+    state_folder().mkdir(parents=True, exist_ok=True)
+    write_whole(state_folder() / "models.json", json.dumps({"folders": [str(bought.parent)]}))
+    offered = [{"path": str(files[name]), "run": name, "words": ""} for name in ("second", "first")]
+    offered.append({"path": str(bought), "run": "", "words": "tom"})
     assert tab.get("/adapters?family=flux").json() == offered
     elsewhere = Tab(tmp_path, AllowedPaths.within([tmp_path / "runs"]))
     assert elsewhere.get("/adapters?family=flux").json() == []
+
+
+def test_the_preview_of_a_lora_is_the_file_next_to_it_or_the_last_sample_of_its_run(tab: Tab, tmp_path: Path) -> None:
+    saved, other = tmp_path / "cat.safetensors", tmp_path / "other.safetensors"
+    for file in (saved, other):
+        file.touch()
+    folder = new_run_folder(tmp_path / "runs", "cat")
+    id = tab.queue.add(PlannedRun(folder=folder, argv=["true"], name="cat", tab="lora", family="flux", gpus="cpu"))
+    tab.queue.store.update(id, state="finished", results=[saved])
+    log = folder.log()
+    for name in ("first", "last", "gone"):
+        log("sample", path=str(tmp_path / f"{name}.png"), step=1, prompt="a cat")
+    log.close()
+    for number, name in enumerate(("first.png", "last.png"), 1):
+        make_image(tmp_path / name, (8 * number, 8))
+
+    def width(file: Path) -> int | str:
+        answer = tab.get(f"/adapter-preview?path={file}")
+        return Image.open(io.BytesIO(answer.content)).width if answer.status_code == 200 else answer.json()["error"]
+
+    assert width(saved) == 16
+    assert width(other) == "There is no preview of this file"
+    make_image(tmp_path / "cat.png", (24, 8))
+    assert width(saved) == 24
+    make_image(tmp_path / "cat.preview.png", (32, 8))
+    assert width(saved) == 32
+    elsewhere = Tab(tmp_path, AllowedPaths.within([tmp_path / "runs"]))
+    assert elsewhere.get(f"/adapter-preview?path={saved}").status_code == 404
 
 
 def test_an_adapter_file_shows_its_trigger_words(tab: Tab, tmp_path: Path) -> None:
