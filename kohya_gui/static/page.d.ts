@@ -23,6 +23,7 @@ interface StudioOfLaterScripts {
   // tools/images.js
   editImages(folder: string, images?: string[]): Promise<void>;
   // generate/
+  chooseLora(family: string, add: (path: string) => void): Promise<void>;
   canRate(candidates: { images: (string | null)[] }[]): boolean;
   rate(candidates: { name: string; images: (string | null)[] }[], titles: string[]): void;
   compareCheckpoints(run: any): Promise<void>;
