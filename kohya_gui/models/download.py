@@ -3,6 +3,7 @@ checksum is right."""
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +29,52 @@ def partial(file: RemoteFile, target: Path) -> Path:
     return target.with_name(f".{target.name}.{which[:12]}.download")
 
 
+def bytes_here(file: RemoteFile, target: Path) -> int:
+    """Return the bytes of a download that are here."""
+    part = partial(file, target)
+    if not file.parts:
+        return part.stat().st_size if part.is_file() else 0
+    return sum(each.stat().st_size for each in part.rglob("*") if each.is_file())
+
+
+def remove_partial(file: RemoteFile, target: Path) -> None:
+    """Remove what is here of an unfinished download. Raises OSError."""
+    part = partial(file, target)
+    if file.parts and part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink(missing_ok=True)
+
+
+def fetch_all(
+    file: RemoteFile,
+    target: Path,
+    token: str | None,
+    received: Callable[[int], None],
+    checked: Callable[[int], None],
+) -> None:
+    """Download a file, or a folder part by part into a hidden one; otherwise as `fetch`."""
+    if not file.parts:
+        fetch(file, target, token, received, checked)
+        return
+    hidden = partial(file, target)
+    done = 0
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(target.parent, (file.bytes or 0) - bytes_here(file, target))
+        for part in file.parts:
+            place = hidden / part.name
+            received(done)  # it may have been paused or removed
+            if not place.is_file():  # it gets its name once its checksum is right
+                fetch(part, place, token, _after(done, received), _after(done, checked))
+            done += part.bytes or 0
+        if target.exists():
+            raise ValueError(_exists(target))
+        os.replace(hidden, target)
+    except OSError as error:
+        raise ValueError(str(NotWritten(target, error))) from error
+
+
 def fetch(
     file: RemoteFile,
     target: Path,
@@ -47,25 +94,37 @@ def fetch(
         if file.bytes is not None and have > file.bytes:
             part.unlink()
             have = 0
-        free = free_bytes(target.parent)
-        missing = (file.bytes or 0) - have
-        if free is not None and missing + SPARE > free:
-            raise ValueError(
-                f"'{target.parent}' has {format_bytes(free)} free, and {format_bytes(missing)} are missing: free some "
-                "space, or choose a different folder"
-            )
+        _require_space(target.parent, (file.bytes or 0) - have)
         with part.open("ab") as opened, asking(file.site, file.page):
             _receive(file, opened, have, token, received)
             opened.flush()
             os.fsync(opened.fileno())
         _check(file, part, checked)
         if target.exists():
-            raise ValueError(f"'{target}' exists already; remove or rename one of the two")
+            raise ValueError(_exists(target))
         os.replace(part, target)
     except OSError as error:
         if errno_of(error) in FULL:
             raise ValueError(f"{NotWritten(target, error)}, then resume the download") from error
         raise ValueError(str(NotWritten(target, error))) from error
+
+
+def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:
+    """Return a report of the bytes of the whole for the bytes of a part."""
+    return lambda bytes_: report(done + bytes_)
+
+
+def _require_space(folder: Path, missing: int) -> None:
+    free = free_bytes(folder)
+    if free is not None and missing + SPARE > free:
+        raise ValueError(
+            f"'{folder}' has {format_bytes(free)} free, and {format_bytes(missing)} are missing: free some space, or "
+            "choose a different folder"
+        )
+
+
+def _exists(target: Path) -> str:
+    return f"'{target}' exists already; remove or rename one of the two"
 
 
 def _receive(file: RemoteFile, opened: BinaryIO, have: int, token: str | None, received: Callable[[int], None]) -> None:

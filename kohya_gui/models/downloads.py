@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.models.download import Paused, fetch, partial
+from kohya_gui.models.download import Paused, bytes_here, fetch_all, remove_partial
 from kohya_gui.models.remote import TOKEN_PAGES, NoAccess, RemoteFile
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import sentence_of
@@ -99,8 +99,7 @@ class Downloads:
             if len(self._all) >= MOST:
                 raise ValueError(f"There are {MOST} downloads already; wait for one to end, or remove one")
             download = Download(file, target)
-            part = partial(file, target)
-            download.bytes = part.stat().st_size if part.is_file() else 0
+            download.bytes = bytes_here(file, target)
             self._all[download.id] = download
             try:
                 self._save(download)
@@ -144,9 +143,8 @@ class Downloads:
             download.begin(PAUSED)  # the thread lets go of it
             self._forget(download)
         if unfinished:
-            part = partial(download.file, download.target)
             try:
-                part.unlink(missing_ok=True)
+                remove_partial(download.file, download.target)
             except OSError as error:
                 raise ValueError(sentence_of(error)) from error
 
@@ -202,7 +200,7 @@ class Downloads:
 
         end, error, page, needs_token = DONE, "", "", False
         try:
-            fetch(download.file, download.target, self._tokens.get(download.file.site), received, checked)
+            fetch_all(download.file, download.target, self._tokens.get(download.file.site), received, checked)
         except Paused:
             return
         except NoAccess as refusal:
@@ -286,16 +284,20 @@ def _is_anothers(record: Mapping[str, Any], owner: str) -> bool:
 def _download_of(id: str, record: Mapping[str, Any]) -> Download | None:
     """Return the download of a record; None if it is damaged."""
     try:
-        names = {each.name for each in fields(RemoteFile)}
-        file = RemoteFile(**{key: value for key, value in record["file"].items() if key in names})
+        file = _file_of(record["file"])
         download = Download(file, Path(record["target"]), id=id)
         state = str(record["state"])
         download.state = WAITING if state in RUNNING else state if state in (PAUSED, DONE) else PAUSED
-        part = partial(file, download.target)
-        download.bytes = part.stat().st_size if part.is_file() else 0
+        download.bytes = bytes_here(file, download.target)
     except (AttributeError, KeyError, OSError, TypeError, ValueError):
         return None
     return download
+
+
+def _file_of(record: Mapping[str, Any]) -> RemoteFile:
+    names = {each.name for each in fields(RemoteFile)}
+    known = {key: value for key, value in record.items() if key in names}
+    return RemoteFile(**{**known, "parts": tuple(map(_file_of, record.get("parts", ())))})
 
 
 def _described(download: Download) -> dict[str, Any]:

@@ -129,7 +129,14 @@ def _chosen(files: Sequence[RemoteFile], body: Mapping[str, Any]) -> RemoteFile:
 
 
 def _shown(file: RemoteFile) -> dict[str, Any]:
-    return {"name": file.name, "url": file.url, "bytes": file.bytes, "licence": file.licence, "page": file.page}
+    return {
+        "name": file.name,
+        "url": file.url,
+        "bytes": file.bytes,
+        "licence": file.licence,
+        "page": file.page,
+        "parts": len(file.parts),
+    }
 
 
 def _text(body: Mapping[str, Any], name: str, default: str | None = None) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kohya_gui.models.address import CIVITAI, HUB, Address, CivitaiAddress, HubAddress
-from sd_scripts.formats.documents import LONGEST_PART
+from kohya_gui.models.diffusers_folder import parts_of
+from sd_scripts.formats.documents import LONGEST_PART, parse_json
+from sd_scripts.runs.outputs import DIFFUSERS_MARK
 
 CIVITAI_URL = "https://civitai.com"
 CIVITAI_TOKEN = "CIVITAI_TOKEN"
@@ -21,6 +23,8 @@ SUFFIXES = (".safetensors", ".sft", ".ckpt", ".pt", ".pth")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MOST_FILES = 200
 """Files of a repository that are listed."""
+LONGEST_INDEX = 100_000
+"""Characters of a model_index.json that are read."""
 GENERIC = re.compile(r"(?:diffusion_pytorch_)?model(?:-\d{5}-of-\d{5}|[._]fp16)?|pytorch_model", re.I)
 """Names of files that do not name their model."""
 SECONDS = 20.0
@@ -53,6 +57,8 @@ class RemoteFile:
     page: str
     """The page about its model."""
     licence: str = ""
+    parts: tuple[RemoteFile, ...] = ()
+    """The files of a folder, each named by its path in it."""
 
 
 def files_at(address: Address, token: str | None = None) -> list[RemoteFile]:
@@ -108,19 +114,52 @@ def _hub_files(address: HubAddress, token: str | None) -> list[RemoteFile]:
     with asking(HUB, page):
         info = api.model_info(address.repo, revision=address.revision, files_metadata=True, timeout=SECONDS)
     licence = str(getattr(info.card_data, "license", "") or "")
-    found = [each for each in info.siblings or [] if each.rfilename.endswith(SUFFIXES)][:MOST_FILES]
-    return [
-        RemoteFile(
+    siblings = {each.rfilename: each for each in info.siblings or []}
+    revision = info.sha or address.revision
+
+    def file(path: str, name: str) -> RemoteFile:
+        found = siblings[path]
+        return RemoteFile(
             site=HUB,
-            url=hf_hub_url(address.repo, each.rfilename, revision=info.sha or address.revision),
-            name=name_for(address.repo, each.rfilename),
-            bytes=each.size,
-            sha256=each.lfs.sha256 if each.lfs else "",
+            url=hf_hub_url(address.repo, path, revision=revision),
+            name=name,
+            bytes=found.size,
+            sha256=found.lfs.sha256 if found.lfs else "",
             page=page,
             licence=licence,
         )
-        for each in found
-    ]
+
+    found = [path for path in siblings if path.endswith(SUFFIXES)][:MOST_FILES]
+    files = [file(path, name_for(address.repo, path)) for path in found]
+    if DIFFUSERS_MARK not in siblings:
+        return files
+    parts = tuple(file(path, path) for path in parts_of(siblings, _index(address.repo, revision, page, token)))
+    whole = RemoteFile(
+        site=HUB,
+        url=f"{page}/tree/{revision}",
+        name=safe_part(address.repo.partition("/")[2]),
+        bytes=sum(part.bytes or 0 for part in parts),
+        page=page,
+        licence=licence,
+        parts=parts,
+    )
+    return [whole, *files] if parts else files
+
+
+def _index(repo: str, revision: str, page: str, token: str | None) -> Mapping[str, Any]:
+    """Return the content of a repository's model_index.json, empty if it is none."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import get_session
+
+    with asking(HUB, page):
+        url = hf_hub_url(repo, DIFFUSERS_MARK, revision=revision)
+        answer = get_session().get(url, headers=headers_for(HUB, token), timeout=SECONDS)
+        answer.raise_for_status()
+    try:
+        content = parse_json(answer.text[:LONGEST_INDEX])
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _civitai_files(address: CivitaiAddress, token: str | None) -> list[RemoteFile]:
@@ -231,6 +270,10 @@ def name_for(repo: str, file: str) -> str:
 def safe_name(name: str) -> str:
     """Return a name from elsewhere that is safe for a visible file in the folder where it is saved."""
     stem, _, suffix = re.split(r"[/\\]", name)[-1].rpartition(".")
-    stem = re.sub(r'[\x00-\x1f\x7f<>:"|?*]+', "_", stem).strip(" .") or "model"
-    stem = stem.encode("utf-8", errors="replace")[: LONGEST_PART - 60].decode("utf-8", errors="ignore")
-    return f"{stem}.{suffix}"
+    return f"{safe_part(stem)}.{suffix}"
+
+
+def safe_part(name: str) -> str:
+    """Return a name without slashes that is safe for a folder, or for a file once it has its extension."""
+    name = re.sub(r'[\x00-\x1f\x7f<>:"|?*]+', "_", name).strip(" .") or "model"
+    return name.encode("utf-8", errors="replace")[: LONGEST_PART - 60].decode("utf-8", errors="ignore")

@@ -120,7 +120,7 @@ var Models = (() => {
       const show = (answer) => {
         if (answer.refused) return askForToken(home.found, answer, async (token) => show(await send("models/look", { address, token })));
         const rows = answer.files.map((file) => {
-          const about = spaced(size(file.bytes), file.licence, link(file.page, "its page"));
+          const about = spaced(file.parts && `diffusers folder of ${file.parts} files`, size(file.bytes), file.licence, link(file.page, "its page"));
           const take = button("Get", () => act(() => get([{ ...request, url: file.url }])), { "aria-label": `Get ${file.name}` });
           return el("li", {}, el("div", {}, el("b", {}, file.name), el("span", { class: "row-small" }, ...about)), take);
         });

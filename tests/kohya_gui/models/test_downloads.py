@@ -1,8 +1,10 @@
 """Downloads from a site that redirects, gates, cuts connections and gives out wrong files."""
 
+import json
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from kohya_gui.models import download as download_module
 from kohya_gui.models.address import HUB, CivitaiAddress, HubAddress
 from kohya_gui.models.download import partial
 from kohya_gui.models.downloads import Downloads
-from kohya_gui.models.remote import NoAccess, file_of_hub, files_at
+from kohya_gui.models.remote import NoAccess, RemoteFile, file_of_hub, files_at
 from tests.support.hub.files import TOKEN, ModelSite, model_site
 
 __all__ = ["model_site"]
@@ -177,6 +179,113 @@ def test_a_repository_lists_its_model_files_largest_first(site: ModelSite) -> No
         ("model_vae_diffusion_pytorch_model.safetensors", 3, "mit"),
     ]
     assert files[0].sha256 == site.sha256(FILE)
+
+
+INDEX = {
+    "_class_name": "StableDiffusionXLPipeline",
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "image_encoder": [None, None],
+    "force_zeros": True,
+}
+FOLDER = {
+    "model_index.json": json.dumps(INDEX).encode(),
+    "unet/config.json": b"{}",
+    "unet/diffusion_pytorch_model.safetensors": CONTENT,
+    "text_encoder/config.json": b"{ }",
+    "text_encoder/model-00001-of-00002.safetensors": b"one",
+    "text_encoder/model-00002-of-00002.safetensors": b"two",
+    "text_encoder/model.safetensors.index.json": b"{}",
+}
+LEFT = (
+    "unet/diffusion_pytorch_model.fp16.safetensors",
+    "unet/model.onnx",
+    "vae_decoder/config.json",
+    "sd_xl.safetensors",
+)
+
+
+def whole_model(site: ModelSite, **more: bytes) -> RemoteFile:
+    """Return the entry of a repository's folder."""
+    site.files = {
+        f"them/sdxl/{name}": content for name, content in {**FOLDER, **dict.fromkeys(LEFT, b"x"), **more}.items()
+    }
+    return next(file for file in files_at(HubAddress(repo="them/sdxl")) if file.parts)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_diffusers_model_is_one_entry_whose_folder_appears_whole(
+    site: ModelSite, downloads: Downloads, tmp_path: Path
+) -> None:
+    model = whole_model(site)
+    assert (model.name, model.bytes) == ("sdxl", sum(map(len, FOLDER.values())))
+    target = tmp_path / "models" / model.name
+    site.hold = threading.Event()
+    id = downloads.add(model, target)
+    assert site.holding.wait(WAIT)
+    assert not target.exists()
+    site.hold.set()
+    assert downloads.wait(WAIT)
+    assert downloads.described()[0]["state"] == "done"
+    assert contents(target) == FOLDER
+    assert [*target.parent.iterdir()] == [target]
+    downloads.remove(id)
+    assert contents(target) == FOLDER
+
+
+def test_a_paused_folder_continues_within_the_file_it_was_at(site: ModelSite, tmp_path: Path) -> None:
+    model = whole_model(site)
+    first = Downloads(tmp_path / "state")
+    target = tmp_path / model.name
+    hidden = partial(model, target)
+    for name in ("model_index.json", "text_encoder/config.json"):
+        (hidden / name).parent.mkdir(parents=True, exist_ok=True)
+        (hidden / name).write_bytes(FOLDER[name])
+    site.hold = threading.Event()
+    id = first.add(model, target)
+    assert site.holding.wait(WAIT)
+    first.pause(id)
+    site.hold.set()
+    assert first.wait(WAIT)
+    here = len(FOLDER["model_index.json"]) + len(FOLDER["text_encoder/config.json"])
+    assert first.described()[0]["bytes"] >= here
+    site.hold = None
+    later = Downloads(tmp_path / "state")
+    later.resume(id)
+    assert later.wait(WAIT)
+    assert contents(target) == FOLDER
+    assert not hidden.exists()
+
+
+def test_a_removed_folder_leaves_nothing(site: ModelSite, downloads: Downloads, tmp_path: Path) -> None:
+    model = whole_model(site)
+    site.hold = threading.Event()
+    id = downloads.add(model, tmp_path / "models" / model.name)
+    assert site.holding.wait(WAIT)
+    downloads.remove(id)
+    site.hold.set()
+    assert downloads.wait(WAIT)
+    assert [*(tmp_path / "models").iterdir(), *(tmp_path / "state").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        INDEX | {"vae": ["diffusers", "AutoencoderKL"]},  # it is not there
+        INDEX | {"..": ["a", "b"]},
+        INDEX | {"safety": ["a", "b"]},  # in a format that is not read
+        [],
+        {},
+    ],
+)
+def test_a_folder_that_lacks_a_component_or_leads_elsewhere_is_not_offered(site: ModelSite, index: Any) -> None:
+    more = {"model_index.json": json.dumps(index).encode(), "../config.json": b"{}", "safety/model.bin": b"x"}
+    with pytest.raises(StopIteration):
+        whole_model(site, **more)
+    assert [file.name for file in files_at(HubAddress(repo="them/sdxl"))]
 
 
 def test_a_version_on_civitai_is_a_file_with_a_safe_name_on_that_site(site: ModelSite) -> None:

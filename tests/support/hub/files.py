@@ -98,6 +98,8 @@ def serving(site: ModelSite) -> Iterator[None]:
             self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("X-Linked-Size", str(len(site.files[path])))
             self.send_header("X-Linked-Etag", f'"{site.sha256(path)}"')
+            self.send_header("X-Xet-Hash", site.sha256(path))  # stored in Xet: it redirects to Xet's bridge for HTTP
+            self.send_header("Link", f'<{site.url}/api/models/x/xet-read-token/{COMMIT}>; rel="xet-auth"')
             self.send_header("Content-Length", "0")
             self.end_headers()
 
