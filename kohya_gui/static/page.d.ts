@@ -11,6 +11,7 @@ interface StudioOfLaterScripts {
   watchIn(element: HTMLElement): void;
   // page.js
   copy(text: string, element: HTMLElement): Promise<void>;
+  openTab(name: string): void;
   // form/search.js
   searchSettings(words?: string): Promise<void>;
   // form/browse.js, tools/publish.js

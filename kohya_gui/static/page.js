@@ -43,6 +43,12 @@
     next.click();
     next.focus();
   });
+  /** Show a tab, by its name: in the row of tabs or, where that is too narrow, in Gradio's menu of the others. */
+  Studio.openTab = (name) => {
+    const { label } = window.gradio_config.components.find(({ props }) => props.elem_id === name)?.props ?? {};
+    const others = [...document.querySelectorAll("#tabs > .tab-wrapper .overflow-dropdown button")];
+    (document.getElementById(`${name}-button`) ?? others.find((each) => Language.english(each).trim() === label))?.click();
+  };
   const copy = (text) => {
     if (navigator.clipboard) return navigator.clipboard.writeText(text);
     const field = document.body.appendChild(document.createElement("textarea")); // no clipboard API without HTTPS

@@ -136,3 +136,11 @@ def test_scrollbars_are_dark_where_the_page_is(page):
     assert page.evaluate(scheme) == "dark"
     page.locator("#theme-switch").click()
     assert page.evaluate(scheme) == "light"
+
+
+def test_a_link_to_a_tab_without_room_in_the_row_of_tabs_opens_it(page: Any) -> None:
+    """At 200 % in a window of 1400 pixels, the last tabs are in a menu."""
+    page.set_viewport_size({"width": 700, "height": 450})
+    expect(page.locator("#machine-button")).to_be_hidden()
+    page.evaluate("Studio.goTo('machine')")
+    expect(page.locator("#machine[role=tabpanel]")).to_be_visible()

@@ -40,7 +40,7 @@
     if (Train.reveal(id)) return;
     const form = id.split("-")[0];
     const pane = document.querySelector(`#${form}[role=tabpanel]`);
-    if (!pane?.offsetParent) document.getElementById(`${form}-button`)?.click();
+    if (!pane?.offsetParent) Studio.openTab(form);
     await unfold(panels);
     const inputs = "input, textarea, select, button";
     const inputOf = (field) => (field?.matches(inputs) ? field : field?.querySelector(inputs));

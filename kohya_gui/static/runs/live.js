@@ -365,7 +365,7 @@
 
   const goTo = (tab, run) => {
     if (run != null) choose(run);
-    document.getElementById(`${tab}-button`)?.click();
+    Studio.openTab(tab);
   };
 
   // Polling

@@ -53,7 +53,7 @@ var Train = (() => {
     const { family, ...draft } = Drafts.draft(from);
     const carried = [...(looks.get(from)?.carried ?? []), "caption_extension", "sample_every_n_epochs"];
     const names = ["prompts", "typed_prompts", ...carried.map((each) => `option:${each}`)];
-    document.getElementById(`${name}-button`)?.click();
+    Studio.openTab(name);
     await Studio.until(() => document.querySelector(`#${name} .put-values`) && Drafts.draft(name));
     place();
     if (Drafts.draft(name).family !== family) {
