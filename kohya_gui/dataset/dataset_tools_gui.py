@@ -115,7 +115,8 @@ class FolderHelper:
         self.fields["caption_extension"] = self._form.controls["caption_extension"]
         about: set[Any] = set(self.fields.values())
         done = [self._message, self._use, self._options]
-        self._copy.click(self._arrange, about, done, show_progress_on=self._message, api_visibility="private")
+        slow = {**QUIET, "show_progress": "full", "show_progress_on": self._message}
+        self._copy.click(self._arrange, about, done, **slow)
         filled_by(self._use, self._options, self._message, self._form)
 
     def _arrange(self, data: Updates) -> list[Any]:
@@ -163,7 +164,8 @@ class MetadataSteps:
         controls = self._form.controls
         needed = {controls[name] for name in NEEDED_FOR_LATENTS if name in controls}
         done = [self._message, self._use, self._options]
-        self._gather.click(self._collect, fields, done, show_progress_on=self._message, api_visibility="private")
+        slow = {**QUIET, "show_progress": "full", "show_progress_on": self._message}
+        self._gather.click(self._collect, fields, done, **slow)
         timer = gr.Timer(EVERY, active=False)  # active only while the tool runs, to keep the page fast
         look = [self._seen, self._progress, self._prepare, self._stop, self._use, self._options, timer]
         started = self._prepare.click(self._start, {*fields, *needed, self._family}, self._message, **QUIET)

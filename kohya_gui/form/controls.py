@@ -20,7 +20,11 @@ from sd_scripts.settings.settings import Groups
 SLIDER_STEPS = 64
 """An integer option with fewer values than this gets a slider."""
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progress_on": (), "api_visibility": "private"}
-"""Settings of internal events; showing progress nowhere saves the browser a walk over the page for each output."""
+"""Settings of internal events; showing progress nowhere saves the browser a walk over the page for each output.
+
+Without Gradio's queue, which closes the stream of its answers after each: an event that the browser sends just then may
+never be answered there, such as Start right after Print.
+"""
 BROWSER_SECRET = "no-secret"
 """Gradio encrypts the data it stores in the browser; a fixed key lets the next start of the GUI read it back."""
 BROWSE = "[Browse…](#browse)"

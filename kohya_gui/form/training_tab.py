@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -116,6 +117,7 @@ class TrainingTab:
         self._connect_hints()
         self._wire()
         self._others: dict[str, TrainingTab] = {}
+        self._one_start = threading.Lock()
 
     def _first_values(self, families: Sequence[str]) -> dict[str, Any]:
         """Return the first family's preset plus, from the others' presets, the options that no earlier family has."""
@@ -301,7 +303,6 @@ class TrainingTab:
         self._page: set[Any] = {*self.form.inputs(), *state, self.new_name, self.replacing}
         if self.form.prompt_editor:
             self._page |= self.form.prompt_editor.inputs
-        slow = {**QUIET, "queue": True}
         last = {**QUIET, "trigger_mode": "always_last"}  # a choice made while an earlier one is answered counts, too
         with_own_defaults = [self.form.controls[name] for name in self.form.with_own_defaults()]
         choice = [self.family, self.preset, self.family_shown, *with_own_defaults, self.run.message]
@@ -309,7 +310,7 @@ class TrainingTab:
             self.family.input(self._chosen, {*choice}, choice, **last),
             self._answer(self.open.click, self._open, QUIET),
             self._answer(self.preset.select, self._open_preset, last),
-            self._answer(self.run.start.click, self._start, slow),
+            self._answer(self.run.start.click, self._start, QUIET),
             self._answer(self.save.click, self._save, QUIET),
             self._answer(self.save_new.click, self._save_as, QUIET),
         )
@@ -318,7 +319,7 @@ class TrainingTab:
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
-        self._answer(self.run.print.click, self._print, slow)
+        self._answer(self.run.print.click, self._print, QUIET)
 
     def connect_others(self, tabs: Sequence["TrainingTab"]) -> None:
         """Let settings be loaded from past runs, from presets and from the other tabs."""
@@ -545,6 +546,10 @@ class TrainingTab:
         return [Remark(name, "is a secret and is not saved to the file") for name in secrets]
 
     def _start(self, data: Updates) -> Updates:
+        with self._one_start:  # of two pages, the second sees what the first has taken
+            return self._started(data)
+
+    def _started(self, data: Updates) -> Updates:
         answer = data[self.run.answer] or ""
         again = {self.run.answer: ""}
         values = self.form.read(data)

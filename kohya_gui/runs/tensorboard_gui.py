@@ -27,7 +27,7 @@ class TensorBoardButtons:
 
     def connect(self) -> None:
         done = [self._message, self._stop]
-        slow = {**QUIET, "queue": True, "show_progress": "minimal", "show_progress_on": self._message}
+        slow = {**QUIET, "show_progress": "minimal", "show_progress_on": self._message}
         self._start.click(self._begin, self._form.controls["logging_dir"], done, **slow)
         self._stop.click(self._end, None, done, **QUIET)
 

@@ -542,6 +542,19 @@ def outline(page: Page, name: str) -> str:
     return page.locator(f"#lora-{name}").evaluate("field => getComputedStyle(field).outlineStyle")
 
 
+def test_start_is_answered_while_the_answer_to_print_is_on_its_way(page, tmp_path):
+    """Gradio's queue closes the stream of its answers after Print's; one that comes to it then is lost."""
+    begin_anew(page, tmp_path)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.locator("#lora-print").click()
+    page.locator("#lora-start").click()
+    expect(page.locator("#lora-message .message[data-go]")).to_be_visible()
+    expect(field(page, "pretrained_model_name_or_path")).to_be_focused()
+    assert [url for url in asked if "/queue/" in url] == []
+    assert len([url for url in asked if "/run/predict" in url]) >= 2
+
+
 def test_a_missing_file_is_reported_in_the_page(page, tmp_path):
     field(page, "file").fill(str(tmp_path / "gone.toml"))
     field(page, "file").press("Enter")

@@ -74,9 +74,11 @@
     wrong.set(tab, new Map(ids.map((id) => [id, whyOf(message, id)])));
     mark();
     if (!asked.get(tab)) return;
-    if (message && "question" in message.dataset) message.querySelector("[data-answer]").focus();
+    const { question, go } = message?.dataset ?? {};
+    if (question == null && go == null) return; // such as the answer to Print, which was pressed just before
     asked.set(tab, false);
-    if (!message || !("go" in message.dataset)) return;
+    if (question != null) message.querySelector("[data-answer]").focus();
+    if (go == null) return;
     const first = message.querySelector("[data-field]");
     if (first) jump(first.dataset.field, panelsOf(first));
   };
