@@ -106,8 +106,6 @@ class TrainingTab:
         self.replacing = gr.State("")
         # the form's values before a preset, a file or a past run replaced them
         self.before = gr.State({})
-        # whose defaults the form shows
-        self.family_shown = gr.State(families[0])
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
         self.form.connect(self.family)
@@ -298,16 +296,16 @@ class TrainingTab:
             *(self.family, self.file, self.preset, self.opened, self.unknown, self.recent, self.form.prompts),
             *(self.run.answer, self.dropped, self.before),
         )
-        shown = (*self._saving(), self.family_shown, self.draft.state, self.run.message, self.run.command)
+        shown = (*self._saving(), self.draft.state, self.run.message, self.run.command)
         self._everything = [*self.form.outputs(), *state, *shown]
         self._page: set[Any] = {*self.form.inputs(), *state, self.new_name, self.replacing}
         if self.form.prompt_editor:
             self._page |= self.form.prompt_editor.inputs
         last = {**QUIET, "trigger_mode": "always_last"}  # a choice made while an earlier one is answered counts, too
         with_own_defaults = [self.form.controls[name] for name in self.form.with_own_defaults()]
-        choice = [self.family, self.preset, self.family_shown, *with_own_defaults, self.run.message]
+        chosen = [self.preset, *with_own_defaults, self.run.message]
         changes = (
-            self.family.input(self._chosen, {*choice}, choice, **last),
+            self.family.input(self._chosen, {self.family, self.draft.state, *chosen}, chosen, **last),
             self._answer(self.open.click, self._open, QUIET),
             self._answer(self.preset.select, self._open_preset, last),
             self._answer(self.run.start.click, self._start, QUIET),
@@ -372,7 +370,6 @@ class TrainingTab:
             preset = draft.get("preset") or ""
             shown_preset = preset if preset_family(preset) == family else None
             updates |= {self.family: family, self.file: file, self.preset: self._selected(shown_preset, family)}
-            updates |= {self.family_shown: family}
             updates = self.form.changed(updates, self.form.first())
             return updates | ({self.run.message: self._message(remarks, "Settings restored")} if remarks else {})
 
@@ -386,9 +383,10 @@ class TrainingTab:
         return self._undoable(updates, data)
 
     def _chosen(self, data: Updates) -> Updates:
-        """Switch the family: shared options stay, except those at a default of their own; the preset of a different
+        """Switch the family: shared options stay, but a default becomes the new family's; the preset of a different
         family is no longer shown as selected."""
-        family, preset, before = data[self.family], data[self.preset], data[self.family_shown]
+        family, preset = data[self.family], data[self.preset]
+        before = (data[self.draft.state] or {}).get("family", self._families[0])  # kept after this event
         name = first_preset(family)
         file = preset_file(self.name, name)
         text = f"{FAMILY_TITLES[family]} selected. Your settings stay"
@@ -400,12 +398,7 @@ class TrainingTab:
         selected = preset if preset and preset_family(preset) == family else None
         said = message("ok", text, more=Html("" if selected else button))
         defaults = self.form.defaults_of(family, before, data)
-        return {
-            **defaults,
-            self.family_shown: family,
-            self.preset: self._selected(selected, family),
-            self.run.message: said,
-        }
+        return {**defaults, self.preset: self._selected(selected, family), self.run.message: said}
 
     def _opened(self, typed_path: str, recent: list[str], family: str) -> Updates:
         try:
@@ -466,7 +459,6 @@ class TrainingTab:
         return {
             **updates,
             self.family: family,
-            self.family_shown: family,
             self.file: gr.update(value=file),
             self.preset: self._selected(preset, family),
             self.draft.state: self.draft.of(full, family, file, preset, unsaved=unsaved),

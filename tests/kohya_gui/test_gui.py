@@ -352,7 +352,7 @@ def test_every_preset_opens_as_the_family_of_its_name():
 
 def test_the_list_of_presets_begins_with_those_of_the_chosen_family(tab):
     first = [title for title, _ in tab.preset.choices]
-    before = {**tab.form.first(), tab.family: "krea2", tab.preset: None, tab.family_shown: "sdxl"}
+    before = {**tab.form.first(), tab.family: "krea2", tab.preset: None, tab.draft.state: {}}
     chosen = [title for title, _ in tab._chosen(before)[tab.preset]["choices"]]
     assert first[0].startswith("SDXL ")
     assert chosen[0].startswith("Krea 2 ")
@@ -361,12 +361,12 @@ def test_the_list_of_presets_begins_with_those_of_the_chosen_family(tab):
 
 def test_a_family_that_is_chosen_brings_its_own_defaults_and_leaves_what_was_set(tab):
     form = tab.form
-    shown = {**form.first(), tab.family: "anima", tab.preset: None, tab.family_shown: "sdxl"}
+    shown = {**form.first(), tab.family: "anima", tab.preset: None, tab.draft.state: {}}
     shown |= {form.controls["timestep_sampling"]: "sigma", form.controls["discrete_flow_shift"]: "5"}
     updates = tab._chosen(shown)
     assert updates[form.controls["timestep_sampling"]] == "sigmoid"
     assert form.controls["discrete_flow_shift"] not in updates
-    back = tab._chosen({**shown, **updates, tab.family: "sdxl", tab.preset: None})
+    back = tab._chosen({**shown, **updates, tab.family: "sdxl", tab.preset: None, tab.draft.state: {"family": "anima"}})
     assert back[form.controls["timestep_sampling"]] == "sigma"
 
 

@@ -122,7 +122,7 @@ class Attention(nn.Module):
         q = self._normed(q, self.heads, self.qknorm.qnorm, rope)  # (B, S, H, D)
         k = self._normed(k, self.key_heads, self.qknorm.knorm, rope)
         v = v.unflatten(-1, (self.key_heads, -1))
-        if self.heads != self.key_heads:  # every kernel of attention takes repeated heads, with a mask or without
+        if self.heads != self.key_heads:  # PyTorch's enable_gqa has neither cuDNN's kernel nor one that takes a mask
             k, v = (each.repeat_interleave(self.heads // self.key_heads, dim=2) for each in (k, v))
         return self.wo(attention(q, k, v, mask) * gate.sigmoid())
 
