@@ -94,7 +94,6 @@ TIMESTEPS = Panel(
     (
         *("timestep_sampling", "discrete_flow_shift", "model_prediction_type"),
         *("guidance_scale", "sigmoid_scale", "weighting_scheme"),
-        *("highnoise_resolution", "highnoise_sigma"),
     ),
     rest=(FlowOptions,),
     advice=tuple(_advice(card) for card in cards() if card.page.recommended),
