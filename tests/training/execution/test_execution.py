@@ -1,5 +1,6 @@
 """Failed steps are repeated in a different way as long as no weight has changed; and a step's time."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.common.family import StepInputs
+from sd_scripts.training.compiling import compiler as compiler_module
 from sd_scripts.training.compiling.compiler import Compiler
 from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.execution.eager import Eager
@@ -75,6 +77,18 @@ def fallback(tmp_path: Path) -> Callable[[Eager, Failing], Fallback]:
         return Fallback(eager, Recovery(given, compiler), lambda: ways.pop(0) if len(ways) > 1 else ways[0])
 
     return make
+
+
+def test_the_compiler_is_waited_for_when_compilations_are_counted_and_not_before(tmp_path: Path) -> None:
+    read = threading.Event()
+    started = threading.Thread(target=read.wait, args=(30.0,))
+    started.start()
+    compiler_module._warming.append(started)
+    compiler = Compiler(context(tmp_path), family(0), components(0), [])
+    assert started.is_alive(), "weights can be read in the meantime"
+    read.set()
+    assert compiler.log.totals().graphs == 0
+    assert not started.is_alive()
 
 
 def test_a_step_that_fails_before_its_update_is_repeated_by_the_next_runner(
