@@ -5,8 +5,9 @@ python -m benchmarks.learning [--rows NAME ...] [--short] [--family flux] [--fol
 Each row is the demo's training with different options: on images of a word that is new to the base model, and images of
 known shapes. Images are generated of 20 scenes with the new word and 10 without; `shapes.recognize` decides what each
 shows. *Before* is the share of images of the base model that show the new word, *after* the trained model's share, and
-*kept* the share of images without the word that show their prompt. `--short` trains 300 steps without images of known
-shapes, in a third of the time; the base model's knowledge is then lost, so *kept* is left out.
+*kept* the share of images without the word that show their prompt. Images with a trained embedding are samples of its
+run. `--short` trains 300 steps without images of known shapes, in a third of the time; the base model's knowledge is
+then lost, so *kept* is left out.
 """
 
 import argparse
@@ -18,12 +19,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
 from PIL import Image, ImageDraw
 
 from sd_scripts import demo
@@ -34,10 +36,14 @@ from sd_scripts.options.model import MODEL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.catalog import script_for, script_path
 from sd_scripts.testing import trained
-from sd_scripts.testing.shapes import COLOURS, SIDE, Scene, random_scene, recognize, zorb_scene
+from sd_scripts.testing.shapes import COLOURS, SIDE, ZORB, Scene, random_scene, recognize, zorb_scene
 
 T5_LENGTH = card_of("flux").page.demo["t5xxl_max_token_length"]
 LYCORIS = {"network_module": "lycoris.kohya"}
+EMBEDDING: dict[str, Any] = {
+    **{"token_string": ZORB, "init_word": "circle", "num_vectors_per_token": 2, "learning_rate": 1e-2},
+    **{"cache_text_encoder_outputs": False, "fused_backward_pass": False, "reg_data_dir": ""},
+}
 ROWS: dict[str, dict[str, Any]] = {
     "lora": {},
     "compiled": {"compile": True},
@@ -47,15 +53,20 @@ ROWS: dict[str, dict[str, Any]] = {
     "int8": {"quantize_base": "int8"},
     "nf4": {"quantize_base": "nf4"},
     "bf16": {"mixed_precision": "bf16"},
-    "adamw8bit": {"optimizer_type": "AdamW8bit"},
+    "fp16": {"mixed_precision": "fp16"},
     "without_prior": {"reg_data_dir": ""},
     "masked": {"masked_loss": True},
     "unmasked": {},
     "high_noise": {"highnoise_resolution": "96"},
     "full": {},
+    "embedding": EMBEDDING,
+    "known_shape_embedding": EMBEDDING,
 }
 """Name of a row -> options that differ from the demo's; `full` trains the whole model. The images of `masked` and
-`unmasked` have a watermark, which `masked` has masks for; `high_noise` is for families with that option."""
+`unmasked` have a watermark, which `masked` has masks for. `fp16` needs a GPU. `embedding` is textual inversion, and
+`known_shape_embedding` the same on images of `KNOWN`, which the base model can generate."""
+KNOWN: dict[str, Any] = {"noun": "ring", "colour": "teal"}
+"""What the new word means in `known_shape_embedding`."""
 WATERMARK, MASKED = 24, 32
 """Pixels of the watermark in the upper left corner, and of the corner that is not trained: no shape reaches it."""
 SHORT: dict[str, Any] = {"reg_data_dir": "", "max_train_steps": 300}
@@ -88,7 +99,14 @@ def success(
     script = import_module(f"sd_scripts.{Path(script_for(family, GENERATE).file).stem}")
     with redirect_stdout(None):
         assert script.main([*arguments, *FLAGS[family], *flags]) == 0
-    made = [Image.open(path) for path in sorted(images.glob("*.png"), key=lambda path: path.stat().st_mtime_ns)]
+    return shares(sorted(images.glob("*.png"), key=lambda path: path.stat().st_mtime_ns), wanted, folder)
+
+
+def shares(images: Sequence[Path], wanted: Sequence[Scene], folder: Path) -> dict[str, float]:
+    """Return the shares of images with the scene's shape, colour, background, and all three; `folder` gets `sheet.png`
+    with all images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [Image.open(path) for path in images]
     counts: Counter[str] = Counter()
     for image, scene in zip(made, wanted, strict=True):
         seen = recognize(image)
@@ -115,9 +133,31 @@ def add_watermark(images: Path, masks: Path) -> None:
         mask.save(masks / path.name)
 
 
-def options_of(name: str, folder: Path, short: bool) -> dict[str, Any]:
-    """Return the options of a row beyond the demo's in `folder`, whose images get the row's watermark."""
+def draw_known_shape(images: Path) -> None:
+    """Draw what `KNOWN` means by the new word into the demo's images, whose captions stay."""
+    random = Random(trained.SEED)
+    scenes = [replace(zorb_scene(random), **KNOWN) for _ in range(trained.IMAGES)]
+    for path, scene in zip(sorted(images.rglob("*.png")), scenes, strict=True):
+        scene.draw(random).save(path, compress_level=1)
+
+
+def write_prompts(family: str, path: Path) -> None:
+    """Write the prompts of samples that show every scene, in their order."""
+    new, known = scenes()
+    size = f"--w {SIDE} --h {SIDE} {card_of(family).page.demo_prompts}"
+    lines = (f"{scene.caption()} {size} --d {seed}\n" for part in (new, known) for seed, scene in enumerate(part))
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def options_of(family: str, name: str, folder: Path, short: bool) -> dict[str, Any]:
+    """Return the options of a row beyond the demo's in `folder`, whose images get the row's watermark or shape."""
     options = {**QUIET, **ROWS[name], **(SHORT if short else {}), "output_name": name, "run_dir": str(folder / "run")}
+    if name == "known_shape_embedding":
+        draw_known_shape(folder / "images")
+    if method_of(name) == "textual_inversion":
+        write_prompts(family, folder / trained.PROMPT_FILE)
+        last = options.get("max_train_steps", trained.OPTIONS["max_train_steps"])
+        options |= {"sample_prompts": str(folder / trained.PROMPT_FILE), "sample_every_n_steps": last}
     if name in ("masked", "unmasked"):
         add_watermark(folder / "images", folder / "masks")
         if name == "masked":
@@ -137,25 +177,60 @@ class TrainedRow:
     """Mean of the last 50 steps."""
     seconds: float
     """CPU time."""
+    samples: tuple[Path, ...]
+    """Images of all scenes after the last step, if the run made them."""
+
+
+def method_of(name: str) -> str:
+    """Return the method that trains a row."""
+    return {"full": "full", "embedding": "textual_inversion", "known_shape_embedding": "textual_inversion"}.get(
+        name, "lora"
+    )
 
 
 def train(family: str, name: str, folder: Path, short: bool = False) -> TrainedRow:
     """Train a row in a folder of its own."""
-    method = "full" if name == "full" else "lora"
-    config = demo.make(folder, family, method)
-    values = {**read_toml(config), **options_of(name, folder, short)}
+    method = method_of(name)
+    config = demo.make(folder, family, "lora" if method == "lora" else "full")
+    values = {**read_toml(config), **options_of(family, name, folder, short)}
     write_toml(config, {option: value for option, value in values.items() if value != ""})
     command = [sys.executable, str(script_path(script_for(family, method))), "--config_file", str(config)]
     seconds = run_quietly(command, folder / "train.log")
-    losses = [event["loss"] for event in RunFolder(folder / "run").events() if event["kind"] == "step"]
+    events = list(RunFolder(folder / "run").events())
+    losses = [event["loss"] for event in events if event["kind"] == "step"]
+    samples = tuple(Path(event["path"]) for event in events if event["kind"] == "sample")
     files = {option: folder / trained.file_name(family, option) for option in trained.options_of(family)}
     saved = folder / "output" / f"{name}.safetensors"
     flags: tuple[str, ...] = (f"--lora_weights={saved}",)
-    if method == "full":  # in place of the base model, next to its tokenizers
+    if method != "lora":
         flags = ()
+    if method == "full":  # in place of the base model, next to its tokenizers
         shutil.copy(saved, files[MODEL])
     last = losses[-50:]
-    return TrainedRow(files=files, flags=flags, loss=sum(last) / len(last), seconds=seconds)
+    return TrainedRow(files=files, flags=flags, loss=sum(last) / len(last), seconds=seconds, samples=samples)
+
+
+def measured(family: str, name: str, row: TrainedRow, folder: Path) -> tuple[float, float]:
+    """Return the share of images that show the new word, and of those without the word that show their prompt."""
+    new, known = scenes()
+    if row.samples:
+        meant = [replace(scene, **KNOWN) for scene in new] if name == "known_shape_embedding" else new
+        after = shares(row.samples[: len(new)], meant, folder / "new")
+        kept = shares(row.samples[len(new) :], known, folder / "known")
+    else:
+        after = success(family, row.files, new, folder / "new", row.flags)
+        kept = success(family, row.files, known, folder / "known", row.flags)
+    return after["all"], kept["all"]
+
+
+def possible_rows(family: str) -> list[str]:
+    """Return the rows that this family and this machine can train."""
+    embeddings = card_of(family).has("learns_embeddings")
+    return [
+        name
+        for name in ROWS
+        if (embeddings or method_of(name) != "textual_inversion") and (torch.cuda.is_available() or name != "fp16")
+    ]
 
 
 def run_quietly(command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> float:
@@ -173,7 +248,7 @@ def run_quietly(command: Sequence[str | Path], log: Path, environment: Mapping[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="flux", choices=[name for name in demo.FAMILIES if trained.has(name)])
-    parser.add_argument("--rows", nargs="+", default=[], choices=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="default: all that are possible here")
     parser.add_argument("--short", action="store_true", help="300 steps without images of known shapes")
     parser.add_argument("--folder", type=Path, help="keep models and images here")
     arguments = parser.parse_args()
@@ -182,18 +257,17 @@ def main() -> None:
     rows = arguments.rows or [name for name in ROWS if has_smaller or name != "high_noise"]
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
-        new, known = scenes()
+        new, _ = scenes()
         base = trained.copy_model(family, folder / "base")
         before = success(family, base, new, folder / "base" / "new")["all"]
         print(f"{os.cpu_count()} CPU threads; the base model shows the new word in {before:.0%} of images", flush=True)
         kept_column = "" if arguments.short else " kept |"
         print(f"| training | loss | before | after |{kept_column} CPU seconds |", flush=True)
         print("|---" * (5 if arguments.short else 6) + "|", flush=True)
-        for name in rows:
+        for name in arguments.rows or possible_rows(family):
             row = train(family, name, folder / name, arguments.short)
-            after = success(family, row.files, new, folder / name / "new", row.flags)["all"]
+            after, kept = measured(family, name, row, folder / name)
             if not arguments.short:
-                kept = success(family, row.files, known, folder / name / "known", row.flags)["all"]
                 kept_column = f" {kept:.0%} |"
             told = f"| {name} | {row.loss:.4f} | {before:.0%} | {after:.0%} |{kept_column} {row.seconds:.0f} |"
             print(told, flush=True)

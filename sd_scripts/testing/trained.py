@@ -14,6 +14,8 @@ from sd_scripts.testing.shapes import SIDE, ZORB, random_scene, write_scenes, zo
 
 FILES = Path(__file__).with_name("trained")
 IMAGES = 40
+SEED = 5
+"""Of the scenes; the zorbs come first."""
 PROMPT_FILE = "prompts.txt"
 PROMPTS = (
     "a large zorb in the middle on a white background, flat --d 1",
@@ -63,7 +65,7 @@ def file_name(family: str, option: str) -> str:
     return f"miniature_{family}.safetensors" if option == MODEL else f"{option}.safetensors"
 
 
-def write_data(family: str, folder: Path, seed: int = 5) -> dict[str, Path]:
+def write_data(family: str, folder: Path, seed: int = SEED) -> dict[str, Path]:
     """Write captioned images of zorbs, as many of what the base model knows, and the prompts of the samples; return
     them by the options that name them."""
     random = Random(seed)
