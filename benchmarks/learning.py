@@ -99,7 +99,12 @@ def success(
     script = import_module(f"sd_scripts.{Path(script_for(family, GENERATE).file).stem}")
     with redirect_stdout(None):
         assert script.main([*arguments, *FLAGS[family], *flags]) == 0
-    return shares(sorted(images.glob("*.png"), key=lambda path: path.stat().st_mtime_ns), wanted, folder)
+    return shares(images_in(folder), wanted, folder)
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images that `success` generated there, in the order of the prompts."""
+    return sorted((folder / "images").glob("*.png"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def shares(images: Sequence[Path], wanted: Sequence[Scene], folder: Path) -> dict[str, float]:
@@ -210,12 +215,16 @@ def train(family: str, name: str, folder: Path, short: bool = False) -> TrainedR
     return TrainedRow(files=files, flags=flags, loss=sum(last) / len(last), seconds=seconds, samples=samples)
 
 
+def meant_by(name: str, new: Sequence[Scene]) -> Sequence[Scene]:
+    """Return what prompts with the new word are to show in a row."""
+    return [replace(scene, **KNOWN) for scene in new] if name == "known_shape_embedding" else new
+
+
 def measured(family: str, name: str, row: TrainedRow, folder: Path) -> tuple[float, float]:
     """Return the share of images that show the new word, and of those without the word that show their prompt."""
     new, known = scenes()
     if row.samples:
-        meant = [replace(scene, **KNOWN) for scene in new] if name == "known_shape_embedding" else new
-        after = shares(row.samples[: len(new)], meant, folder / "new")
+        after = shares(row.samples[: len(new)], meant_by(name, new), folder / "new")
         kept = shares(row.samples[len(new) :], known, folder / "known")
     else:
         after = success(family, row.files, new, folder / "new", row.flags)
@@ -259,13 +268,15 @@ def main() -> None:
         folder = (arguments.folder or Path(temporary)).resolve()
         new, _ = scenes()
         base = trained.copy_model(family, folder / "base")
-        before = success(family, base, new, folder / "base" / "new")["all"]
-        print(f"{os.cpu_count()} CPU threads; the base model shows the new word in {before:.0%} of images", flush=True)
+        of_base = folder / "base" / "new"
+        success(family, base, new, of_base)
+        print(f"{os.cpu_count()} CPU threads", flush=True)
         kept_column = "" if arguments.short else " kept |"
         print(f"| training | loss | before | after |{kept_column} CPU seconds |", flush=True)
         print("|---" * (5 if arguments.short else 6) + "|", flush=True)
         for name in arguments.rows or possible_rows(family):
             row = train(family, name, folder / name, arguments.short)
+            before = shares(images_in(of_base), meant_by(name, new), of_base)["all"]
             after, kept = measured(family, name, row, folder / name)
             if not arguments.short:
                 kept_column = f" {kept:.0%} |"

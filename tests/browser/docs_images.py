@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,18 @@ from sd_scripts.runs.comparison import RESULT
 from sd_scripts.runs.store import RunStore
 from sd_scripts.testing import trained
 from sd_scripts.testing.demo_images import FOLDER, write_images
-from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, TRAINING, Gui, ask_for, expect, settled
+from tests.browser.page_help import (
+    ALL_SETTINGS,
+    CHROMIUM,
+    QUIET,
+    TRAINING,
+    Gui,
+    ask_for,
+    expect,
+    field,
+    settled,
+    unfold,
+)
 from tests.support.captioning_models.tagging import write_tagger
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -199,10 +211,80 @@ def image_tools_tab(page: Any, folder: Path) -> None:
     save(page, DOCS / "image-tools.png")
 
 
+def dataset_editing(page: Any, folder: Path) -> None:
+    """Show what replacing words in all captions would change."""
+    images = write_images(folder / "edited")
+    page.locator("#dataset-button").click()
+    page.get_by_label("Folder or dataset file").fill(str(images))
+    page.get_by_label("Folder or dataset file").press("Enter")
+    expect(page.locator(".dataset-status")).to_have_text(re.compile(r"^\d+ images$"))
+    page.locator(".image-cell").nth(2).click()
+    page.locator(".image-grid").focus()
+    page.keyboard.press("Control+a")
+    side = page.locator("#dataset-side")
+    side.get_by_label("Find", exact=True).fill("on a")
+    side.get_by_label("Replace with").fill("against a")
+    page.keyboard.press("Enter")
+    expect(side.locator(".bulk-preview ins")).to_have_count(12)
+    side.locator(".caption-box").evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
+    page.mouse.move(0, 0)
+    save(page, DOCS / "dataset-editing.png")
+
+
+def embedding_tab(page: Any, folder: Path) -> None:
+    """Show the panel Textual inversion, without the rest of the page."""
+    name = "textual_inversion"
+    page.locator(f"#{name}-button").click()
+    settled(page, f"#{name}")
+    unfold(page, "textual-inversion", tab=name)
+    for option, value in {"token_string": "mycat", "init_word": "cat", "num_vectors_per_token": "4"}.items():
+        field(page, option, name).fill(value)
+    page.mouse.move(0, 0)
+    save(page.locator(f"#{name}-panel-textual-inversion"), DOCS / "embedding.png")
+
+
+def compile_settings(page: Any, folder: Path) -> None:
+    unfold(page, "advanced-training", "torch-compile-settings")
+    page.locator("#lora-compile-switch input").check()
+    expect(page.locator("#lora-compile_mode")).to_be_visible()
+    panel = page.locator("#lora-panel-torch-compile-settings")
+    panel.evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
+    page.mouse.move(0, 0)
+    save(page, DOCS / "page-compile.png")
+
+
+def lora_tools_tab(page: Any, folder: Path) -> None:
+    """Inspect the demo's LoRA, and show the form that merges it with a copy of it."""
+    loras = folder / "loras"
+    loras.mkdir(exist_ok=True)
+    for name in ("zorb", "zorb_sketch"):
+        shutil.copyfile(folder / "demo" / "output" / "demo_lora.safetensors", loras / f"{name}.safetensors")
+    page.locator("#loratools-button").click()
+    tools = page.locator("#lora-tools .lora-tools")
+    tools.locator("[data-tool=inspect]").click()
+    tools.locator("#tool-model").fill(str(loras / "zorb.safetensors"))
+    expect(tools.locator("[data-hint=model]")).to_contain_text("FLUX.1 LoRA")
+    tools.locator("[data-action=start-tool]").click()
+    expect(tools.locator(".result-panel svg[aria-label='Singular values'] polyline")).to_have_count(1)
+    page.mouse.move(0, 0)
+    save(page, DOCS / "lora-tools.png")
+    tools.locator("[data-tool=merge-svd]").click()
+    tools.get_by_role("button", name="Add LoRA").click()
+    paths = tools.locator(".lora-row input[type=text]")
+    for number, name in enumerate(("zorb", "zorb_sketch")):
+        paths.nth(number).fill(str(loras / f"{name}.safetensors"))
+    expect(tools.locator("[data-hint=models]")).to_contain_text("FLUX.1 LoRA")
+    page.mouse.move(0, 0)
+    save(page, DOCS / "lora-merge.png")
+
+
 WITHOUT_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "captions": captions_tab,
     "image-tools": image_tools_tab,
     "dataset-mask": mask_and_crop,
+    "dataset-editing": dataset_editing,
+    "embedding": embedding_tab,
+    "page-compile": compile_settings,
 }
 OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "page": training_tab,
@@ -210,13 +292,15 @@ OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "runs": runs_tab,
     "compare-checkpoints": checkpoints,
     "generate": generate_tab,
+    "lora-tools": lora_tools_tab,
 }
 """Begin of the file names -> what makes the images, on a page of their own."""
 
 
-def save(page: Any, image: Path) -> None:
-    page.wait_for_timeout(1500)  # curves and thumbnails arrive
-    page.screenshot(path=image)
+def save(shown: Any, image: Path) -> None:
+    """Make an image of the page or of a part of it."""
+    time.sleep(1.5)  # curves and thumbnails arrive
+    shown.screenshot(path=image)
     Image.open(image).quantize().save(image, optimize=True)  # a third of the bytes
 
 
