@@ -54,6 +54,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "nf4": {"quantize_base": "nf4"},
     "bf16": {"mixed_precision": "bf16"},
     "fp16": {"mixed_precision": "fp16"},
+    "adamw8bit": {"optimizer_type": "AdamW8bit"},
     "without_prior": {"reg_data_dir": ""},
     "masked": {"masked_loss": True},
     "unmasked": {},
@@ -63,8 +64,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "known_shape_embedding": EMBEDDING,
 }
 """Name of a row -> options that differ from the demo's; `full` trains the whole model. The images of `masked` and
-`unmasked` have a watermark, which `masked` has masks for. `fp16` needs a GPU. `embedding` is textual inversion, and
-`known_shape_embedding` the same on images of `KNOWN`, which the base model can generate."""
+`unmasked` have a watermark, which `masked` has masks for. `high_noise` is for families with that option, `fp16` for a
+GPU. `embedding` is textual inversion, and `known_shape_embedding` the same on images of `KNOWN`, which the base model can
+generate."""
 KNOWN: dict[str, Any] = {"noun": "ring", "colour": "teal"}
 """What the new word means in `known_shape_embedding`."""
 WATERMARK, MASKED = 24, 32
@@ -216,7 +218,7 @@ def train(family: str, name: str, folder: Path, short: bool = False) -> TrainedR
 
 
 def meant_by(name: str, new: Sequence[Scene]) -> Sequence[Scene]:
-    """Return what prompts with the new word are to show in a row."""
+    """Return the scenes that a row teaches, of prompts with the new word."""
     return [replace(scene, **KNOWN) for scene in new] if name == "known_shape_embedding" else new
 
 
@@ -234,12 +236,14 @@ def measured(family: str, name: str, row: TrainedRow, folder: Path) -> tuple[flo
 
 def possible_rows(family: str) -> list[str]:
     """Return the rows that this family and this machine can train."""
-    embeddings = card_of(family).has("learns_embeddings")
-    return [
-        name
-        for name in ROWS
-        if (embeddings or method_of(name) != "textual_inversion") and (torch.cuda.is_available() or name != "fp16")
-    ]
+    card = card_of(family)
+    possible = {
+        "embedding": card.has("learns_embeddings"),
+        "known_shape_embedding": card.has("learns_embeddings"),
+        "high_noise": card.has("smaller_at_high_noise"),
+        "fp16": torch.cuda.is_available(),
+    }
+    return [name for name in ROWS if possible.get(name, True)]
 
 
 def run_quietly(command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> float:
@@ -262,8 +266,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep models and images here")
     arguments = parser.parse_args()
     family = arguments.family
-    has_smaller = card_of(family).has("smaller_at_high_noise")
-    rows = arguments.rows or [name for name in ROWS if has_smaller or name != "high_noise"]
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
         new, _ = scenes()
