@@ -65,8 +65,8 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 """Name of a row -> options that differ from the demo's; `full` trains the whole model. The images of `masked` and
 `unmasked` have a watermark, which `masked` has masks for. `high_noise` is for families with that option, `fp16` for a
-GPU. `embedding` is textual inversion, and `known_shape_embedding` the same on images of `KNOWN`, which the base model can
-generate."""
+GPU. `embedding` is textual inversion, and `known_shape_embedding` the same on images of `KNOWN`, which the base model
+can generate."""
 KNOWN: dict[str, Any] = {"noun": "ring", "colour": "teal"}
 """What the new word means in `known_shape_embedding`."""
 WATERMARK, MASKED = 24, 32

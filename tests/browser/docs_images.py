@@ -214,6 +214,9 @@ def image_tools_tab(page: Any, folder: Path) -> None:
 def dataset_editing(page: Any, folder: Path) -> None:
     """Show what replacing words in all captions would change."""
     images = write_images(folder / "edited")
+    page.wait_for_function(
+        "() => { try { return Plans.form('lora'); } catch { return false; } }"
+    )  # the form has values
     page.locator("#dataset-button").click()
     page.get_by_label("Folder or dataset file").fill(str(images))
     page.get_by_label("Folder or dataset file").press("Enter")
@@ -253,31 +256,6 @@ def compile_settings(page: Any, folder: Path) -> None:
     save(page, DOCS / "page-compile.png")
 
 
-def lora_tools_tab(page: Any, folder: Path) -> None:
-    """Inspect the demo's LoRA, and show the form that merges it with a copy of it."""
-    loras = folder / "loras"
-    loras.mkdir(exist_ok=True)
-    for name in ("zorb", "zorb_sketch"):
-        shutil.copyfile(folder / "demo" / "output" / "demo_lora.safetensors", loras / f"{name}.safetensors")
-    page.locator("#loratools-button").click()
-    tools = page.locator("#lora-tools .lora-tools")
-    tools.locator("[data-tool=inspect]").click()
-    tools.locator("#tool-model").fill(str(loras / "zorb.safetensors"))
-    expect(tools.locator("[data-hint=model]")).to_contain_text("FLUX.1 LoRA")
-    tools.locator("[data-action=start-tool]").click()
-    expect(tools.locator(".result-panel svg[aria-label='Singular values'] polyline")).to_have_count(1)
-    page.mouse.move(0, 0)
-    save(page, DOCS / "lora-tools.png")
-    tools.locator("[data-tool=merge-svd]").click()
-    tools.get_by_role("button", name="Add LoRA").click()
-    paths = tools.locator(".lora-row input[type=text]")
-    for number, name in enumerate(("zorb", "zorb_sketch")):
-        paths.nth(number).fill(str(loras / f"{name}.safetensors"))
-    expect(tools.locator("[data-hint=models]")).to_contain_text("FLUX.1 LoRA")
-    page.mouse.move(0, 0)
-    save(page, DOCS / "lora-merge.png")
-
-
 WITHOUT_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "captions": captions_tab,
     "image-tools": image_tools_tab,
@@ -292,7 +270,6 @@ OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "runs": runs_tab,
     "compare-checkpoints": checkpoints,
     "generate": generate_tab,
-    "lora-tools": lora_tools_tab,
 }
 """Begin of the file names -> what makes the images, on a page of their own."""
 
