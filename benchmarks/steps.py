@@ -1,9 +1,12 @@
 """Time training runs of a full-size model with random weights: the training scripts, as users start them.
 
-python -m benchmarks.steps [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2] python -m
-benchmarks.steps --rows eager compiled --steps 200 --curve --learning_rate 4e-4 python -m benchmarks.steps --rows eager
-compiled graphs --turns 6 python -m benchmarks.steps --rows graphs --processes 1 2 --rounds 2 python -m benchmarks.steps
---resolution 1328,1328 python -m benchmarks.steps --family wan --frames 81 --resolution 832,480
+python -m benchmarks.steps [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2]
+python -m benchmarks.steps --rows eager compiled --steps 200 --curve --learning_rate 4e-4
+python -m benchmarks.steps --rows eager compiled graphs --turns 6
+python -m benchmarks.steps --rows graphs --processes 1 2 --rounds 2
+python -m benchmarks.steps --resolution 1328,1328
+python -m benchmarks.steps --method full --rows eager --optimizer_type bitsandbytes.optim.AdamW8bit
+python -m benchmarks.steps --family wan --frames 81 --resolution 832,480
 
 Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
 the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
