@@ -15,6 +15,9 @@ from tests.support.suite.spending import PAGES, spend
 
 playwright = pytest.importorskip("playwright.sync_api")
 
+WINDOW: Any = {"width": 1400, "height": 1000}
+"""Each test begins in a window of this size."""
+
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,7 +70,7 @@ class Visit:
 
     def __init__(self, chromium: Any, gui: Gui) -> None:
         self._context = chromium.new_context(
-            viewport={"width": 1400, "height": 1000},
+            viewport=WINDOW,
             base_url=gui.address,
             reduced_motion="reduce",  # where no GPU draws it, a moving progress bar takes a tenth of a core
         )
@@ -119,6 +122,7 @@ def page(request: pytest.FixtureRequest, _visits: list[Visit], chromium: Any, gu
         _visits.append(Visit(chromium, gui))
     (visit,) = _visits
     failed = request.session.testsfailed
+    visit.page.set_viewport_size(WINDOW)
     visit.page.evaluate("document.querySelectorAll('dialog[open]').forEach((dialog) => dialog.close())")
     visit.page.locator("#lora-button").click()
     yield visit.page
