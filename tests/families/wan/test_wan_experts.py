@@ -269,7 +269,7 @@ def test_timesteps_outside_the_bounds_are_drawn_again_instead_of_scaled(wan_mini
     latents = torch.zeros(1, 16, 1, 8, 8)
     means = {}
     for keeps in (False, True):
-        more = {"min_timestep": 900, "preserve_distribution_shape": keeps}
+        more = {"min_timestep": 900, "discrete_flow_shift": 3.0, "preserve_distribution_shape": keeps}
         _, settings = opened(wan_miniature, high_noise, **more)
         t = flow_timesteps(2000, tokens_of(latents), settings, torch.Generator().manual_seed(0))
         assert t.min() >= 0.9
