@@ -22,7 +22,7 @@ FILES = {"unet.safetensors": bytes(3_000_000), "vae.safetensors": b"x" * 1_000_0
 def site(model_site: ModelSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSite:
     model_site.files |= {f"{REPO}/{name}": content for name, content in FILES.items()}
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in is no Xet store
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in is not a Xet store
     return model_site
 
 
