@@ -277,7 +277,7 @@ def test_images_are_shown_though_thumbnails_cannot_be_kept(root: Path, page: Tes
     make_folder(folder, [(64, 64)])
     store = thumbnail_store.thumbnails_path()
     store.unlink(missing_ok=True)
-    store.mkdir()  # as on a full disk, nothing can be written there
+    store.mkdir(parents=True)  # as on a full disk, nothing can be written there
     try:
         view = opened(page, allowed / "unkept")
         answer = page.post("/studio/dataset/look", json={"view": view["view"], "first": []}).json()
