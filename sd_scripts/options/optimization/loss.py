@@ -52,8 +52,8 @@ class NoiseOptions(OptionGroup, title="Noise"):
     )
     highnoise_resolution: str | None = optional(
         "Train steps at high noise at a smaller size, which makes them faster: one number for a square, or "
-        "width,height. Like resolution with buckets it sets the area, not the shape; 768 suits a resolution of 1024. "
-        "Default: all steps at the size of the bucket.",
+        "width,height. Like resolution with buckets it sets the area, not the shape, such as 768 for a resolution of "
+        "1024. Shapes can get worse: compare images. Default: all steps at the size of the bucket.",
         label="Resolution at high noise",
         suggestions=("768", "896", "512"),
         placeholder="768",
