@@ -4,10 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from sd_scripts.library.optim.blockwise import BLOCK, levels, thresholds
+from sd_scripts.library.optim import blockwise
+from sd_scripts.library.optim.blockwise import BLOCK, levels, starts, thresholds
 from sd_scripts.library.optim.rounding_adamw import Hyperparams, ParamUpdate
 from sd_scripts.library.optim.rounding_kernels import LANES, ROUNDS, VECTOR, Part, Tables, pointer, stochastic
 
@@ -17,7 +20,11 @@ TALL = tl.constexpr(2)
 PIECES = tl.constexpr(2 * LANES.value // (2 * BLOCK))
 ZERO = tl.constexpr(127)
 """The code of 0 with signed levels. There are as many negative ones."""
-DECADES_BUT_ONE = tl.constexpr(6.0)
+CELL_BITS, CELLS = tl.constexpr(blockwise.CELL_BITS), tl.constexpr(blockwise.CELLS)
+FIRST_EXPONENT = tl.constexpr(blockwise.FIRST_EXPONENT)
+LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+WARPS = 2
+"""A warp handles a whole block with vectorized accesses, so that its scale needs no other warp."""
 
 
 @triton.jit
@@ -28,22 +35,18 @@ def _moments(codes, scale, of_levels, at, inside, zero: tl.constexpr):  # type: 
 
 
 @triton.jit
-def _quantize(value, scale, limits, signed: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the codes of the nearest levels to value / scale. The decade and the part of it that contain a magnitude
-    give the code up to 1, because the part's middle is the nearest level but near the border of two decades."""
-    scaled = value / tl.where(scale != 0.0, scale, 1.0)
-    size = tl.abs(scaled)
-    below = tl.floor(tl.log2(tl.maximum(size, 1e-30)) * -0.30102999566)  # decades between it and 1
-    below = tl.minimum(tl.maximum(below, 0.0), DECADES_BUT_ONE)
-    parts = tl.exp2(DECADES_BUT_ONE - below + (0.0 if signed else 1.0))
-    part = tl.floor((size * tl.exp2(below * 3.32192809489) - 0.1) * (1.0 / 0.9) * parts)
-    rank = parts + tl.minimum(tl.maximum(part, 0.0), parts - 1.0)  # of the level among the positive ones
-    guess = tl.where(scaled < 0.0, ZERO - rank, ZERO + rank) if signed else rank - 1.0
-    guess = tl.minimum(tl.maximum(guess, 0.0), 254.0).to(tl.int32)
-    guess = tl.minimum(tl.maximum(guess, 0), 254)  # NaN may have become any number
-    above = scaled > tl.load(limits + guess)
-    under = (guess > 0) & (scaled <= tl.load(limits + tl.maximum(guess - 1, 0)))
-    return (guess + above.to(tl.int32) - under.to(tl.int32)).to(tl.uint8)
+def _quantize(value, scale, cells, limits):  # type: ignore[no-untyped-def]
+    """Return the codes of the levels nearest to value / scale. The first bits of the quotient name its cell, whose one
+    threshold decides."""
+    inverse = tl.minimum(
+        1.0 / tl.where(scale != 0.0, scale, 1.0), LARGEST
+    )  # else 0 times infinity, if scale is subnormal
+    scaled = value * inverse[:, None]
+    bits = scaled.to(tl.int32, bitcast=True)
+    cell = ((bits & 0x7FFFFFFF) >> (23 - CELL_BITS)) - (FIRST_EXPONENT << CELL_BITS)
+    cell = tl.minimum(tl.maximum(cell, 0), CELLS - 1) + tl.where(bits < 0, CELLS, 0)
+    start = tl.load(cells + cell).to(tl.int32)
+    return (start + (scaled > tl.load(limits + start)).to(tl.int32)).to(tl.uint8)
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -63,8 +66,10 @@ def _update(  # type: ignore[no-untyped-def]
     decay,
     seed,
     first_levels,
+    first_cells,
     first_limits,
     second_levels,
+    second_cells,
     second_limits,
     weight_type: tl.constexpr,
     grad_type: tl.constexpr,
@@ -72,7 +77,7 @@ def _update(  # type: ignore[no-untyped-def]
     aligned: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """As rounding_kernels' kernel, with the levels of each moment and their limits, the thresholds between them."""
+    """As rounding_kernels' kernel, with the levels of each moment, its cells and the thresholds between levels."""
     chunk = tl.load(chunks + tl.program_id(0))
     row = table + (chunk >> 32) * columns
     chunk = chunk & 0xFFFFFFFF
@@ -126,8 +131,8 @@ def _update(  # type: ignore[no-untyped-def]
         second_scale = tl.max(second, 1)
         tl.store(first_scales + scale_at, first_scale, mask=has_scale)
         tl.store(second_scales + scale_at, second_scale, mask=has_scale)
-        tl.store(firsts + at, _quantize(first, first_scale[:, None], first_limits, True), mask=inside)
-        tl.store(seconds + at, _quantize(second, second_scale[:, None], second_limits, False), mask=inside)
+        tl.store(firsts + at, _quantize(first, first_scale, first_cells, first_limits), mask=inside)
+        tl.store(seconds + at, _quantize(second, second_scale, second_cells, second_limits), mask=inside)
 
 
 @dataclass(kw_only=True)
@@ -137,11 +142,16 @@ class _Part8bit(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         first, second = (levels(self.table.device, signed=signed) for signed in (True, False))
-        self._maps = (first, thresholds(first), second, thresholds(second))
+        self._maps = (*_map(first), *_map(second))
 
     def update(self, rates: Hyperparams) -> None:
         with torch.cuda.device(self.table.device):
-            _update[(len(self.chunks),)](*self.inputs(rates), *self._maps, **self.constants())
+            _update[(len(self.chunks),)](*self.inputs(rates), *self._maps, **self.constants(), num_warps=WARPS)
+
+
+def _map(of_levels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the levels, their cells, and the thresholds with an endless one at the end."""
+    return of_levels, starts(of_levels), F.pad(thresholds(of_levels), (0, 1), value=float("inf"))
 
 
 class Tables8bit(Tables):

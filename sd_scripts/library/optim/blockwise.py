@@ -14,6 +14,12 @@ from torch import Tensor
 BLOCK = 256
 """Values that share a scale."""
 DECADES = 7
+CELL_BITS = 7
+"""Bits of the mantissa that tell the cells of `starts` apart."""
+FIRST_EXPONENT = 127 - 23
+"""Of the cells; everything below 2^-23 is nearest to 0."""
+CELLS = (23 << CELL_BITS) + 1
+"""The last one begins at 1."""
 
 
 @cache
@@ -31,6 +37,19 @@ def levels(device: torch.device, *, signed: bool) -> Tensor:
 def thresholds(of_levels: Tensor) -> Tensor:
     """Return the largest value that is rounded to each level but the last, (255,)."""
     return (of_levels[1:] + of_levels[:-1]) / 2
+
+
+def starts(of_levels: Tensor) -> Tensor:
+    """Return how many thresholds lie below every value of a cell, uint8, (2 * CELLS,): cells of the values from 0 to 1,
+    then those of the negative ones. A cell has the values whose float32 begin with the same bits, and is so small that
+    it contains one threshold at most."""
+    first = (FIRST_EXPONENT << CELL_BITS) + torch.arange(CELLS + 1, device=of_levels.device, dtype=torch.int32)
+    edges = (first << 23 - CELL_BITS).view(torch.float32)
+    edges[0] = 0.0
+    limits = thresholds(of_levels)
+    positive = torch.bucketize(edges[:-1], limits)
+    negative = torch.bucketize(-edges[1:], limits, right=True)
+    return torch.cat([positive, negative]).to(torch.uint8)
 
 
 def blocks_of(values: Tensor) -> int:

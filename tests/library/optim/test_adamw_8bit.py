@@ -11,7 +11,16 @@ from bitsandbytes.optim import AdamW8bit as TheirAdamW8bit
 from torch import Tensor, nn
 
 from sd_scripts.library.optim.adamw_8bit import WRAPPED, AdamW8bit
-from sd_scripts.library.optim.blockwise import dequantize, levels, quantize
+from sd_scripts.library.optim.blockwise import (
+    CELL_BITS,
+    CELLS,
+    FIRST_EXPONENT,
+    dequantize,
+    levels,
+    quantize,
+    starts,
+    thresholds,
+)
 from sd_scripts.library.optim.optimizers import class_names, description, make_optimizer
 from sd_scripts.library.optim.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.optim.rounding_adamw import RoundingAdamW
@@ -62,6 +71,19 @@ def test_values_become_the_nearest_level_of_their_block(signed: bool) -> None:
     nearest = (scaled[:, None] - of_levels).abs().min(1).values
     off = (dequantize(codes, absmax, of_levels) / absmax.repeat_interleave(256)[:1000] - scaled).abs()
     torch.testing.assert_close(off, nearest, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_first_bits_of_a_value_leave_two_codes(signed: bool) -> None:
+    """Which the kernel relies on; tried where it could fail, at both ends of cells and of levels' ranges."""
+    limits = thresholds(levels(CPU, signed=signed))
+    ends = torch.cat([limits, torch.arange(0, 127 << 23, 1 << 23 - CELL_BITS, dtype=torch.int32).view(torch.float32)])
+    values = torch.cat([ends, ends.nextafter(torch.tensor(1.0)), ends.nextafter(torch.tensor(0.0)), torch.ones(1)])
+    values = torch.cat([values, -values]) if signed else values.abs()
+    cell = (values.abs().view(torch.int32) >> 23 - CELL_BITS) - (FIRST_EXPONENT << CELL_BITS)
+    start = starts(levels(CPU, signed=signed))[cell.clamp(0, CELLS - 1) + CELLS * values.signbit()].int()
+    above = values > torch.cat([limits, torch.tensor([torch.inf])])[start]
+    assert torch.equal(start + above, torch.bucketize(values, limits, out_int32=True))
 
 
 def test_a_block_of_zeros_stays_zero() -> None:
