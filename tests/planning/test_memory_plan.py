@@ -66,6 +66,7 @@ MEASURED: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("wan", "lora"): {
         **{"eager_checkpointing": 50.71, "compiled_checkpointing": 47.86, "fp8_all": 34.89, "swap36_fp8": 23.44},
     },
+    ("wan_5b", "lora"): {"eager_checkpointing": 13.27, "compiled_checkpointing": 12.83},
     ("hunyuan_video", "lora"): {
         **{"eager_checkpointing": 41.11, "compiled_checkpointing": 40.71, "fp8_all": 30.72, "swap34_fp8": 21.43},
     },
