@@ -3,10 +3,13 @@
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +108,20 @@ def _pauses() -> int:
 def test_after_a_long_collection_its_survivors_are_exempt(tmp_path: Path) -> None:
     codes, told = fresh.together(1, tmp_path, _pauses)
     assert codes == [0], told
+
+
+def test_ctrl_c_during_a_collection_is_not_lost() -> None:
+    def interrupted(phase: str, info: dict[str, Any]) -> None:
+        gc.callbacks.remove(interrupted)
+        signal.raise_signal(signal.SIGINT)
+
+    def collect() -> None:
+        gc.callbacks.append(interrupted)
+        gc.collect()
+        threading.Event().wait(30)
+
+    with pauses.without_pauses(compiles=False), pytest.raises(KeyboardInterrupt):
+        collect()
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin `gc.collect:UserWarning")

@@ -3,7 +3,10 @@
 A full collection visits all that the imports and the compiler have left, which takes 0.3 to 0.6 s every few seconds.
 """
 
+import _thread
 import gc
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,8 @@ import torch
 
 PAUSE = 0.03
 """Seconds that a full collection may take before its survivors are exempt from later ones."""
+SOON = 0.05
+"""Seconds after which a dropped Ctrl-C is repeated, when the collection is over."""
 
 
 @contextmanager
@@ -30,8 +35,28 @@ def without_pauses(*, compiles: bool) -> Iterator[None]:
 
     if compiles:  # collections also begin in calls of compiled code, which would compile this
         watch = torch.compiler.disable(watch)
-    gc.callbacks.append(watch)
+    with _interrupted_again():
+        gc.callbacks.append(watch)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(watch)
+
+
+@contextmanager
+def _interrupted_again() -> Iterator[None]:
+    """Repeat a Ctrl-C that Python has dropped: a signal that arrives during a collection is handled in the collector's
+    callback, where an exception is only printed."""
+    report = sys.unraisablehook
+
+    def repeat(dropped: "sys.UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            threading.Timer(SOON, _thread.interrupt_main).start()
+        else:
+            report(dropped)
+
+    sys.unraisablehook = repeat
     try:
         yield
     finally:
-        gc.callbacks.remove(watch)
+        sys.unraisablehook = report
