@@ -1,9 +1,11 @@
 """Timed runs whose memory, CPU time and GPU are observed, too, and which can be paused."""
 
 import contextlib
+import math
 import os
 import signal
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import psutil
 
 from sd_scripts.machine import nvidia
-from sd_scripts.tools.timed_run import WARM_UP, Run, Running
+from sd_scripts.tools.timed_run import WARM_UP, Run, Running, Stopped
 
 
 @dataclass(kw_only=True)
@@ -107,14 +109,18 @@ def observed_run(
     flags: Sequence[str] = (),
     launcher: Sequence[str] = (),
     warm_up: int = WARM_UP,
+    most_seconds: float = math.inf,
 ) -> ObservedRun:
-    """Run a training script as timed_run does, and observe it from the end of the warm-up on."""
+    """Run a training script as timed_run does, and observe it from the end of the warm-up on. Raises Stopped also if
+    that takes more than `most_seconds`."""
     running = ObservedRunning(script, options, folder, flags=flags, launcher=launcher)
     running.run.warm_up = warm_up
     warm: tuple[float, int] | None = None
 
     def observe(run: Run) -> None:
         nonlocal warm
+        if time.time() - run.began > most_seconds:
+            raise Stopped(run, f"not done after {most_seconds:.0f} s, with {running.done} steps")
         if running.done > warm_up:
             running.look_at_gpu()
             warm = warm or (running.cpu_seconds(), running.done)

@@ -11,6 +11,7 @@ its libraries counts too. Presets without a size may use the whole GPU. Rows are
 """
 
 import argparse
+import math
 import re
 import statistics
 import sys
@@ -32,7 +33,7 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.settings.catalog import FAMILY_TITLES, script_for
 from sd_scripts.settings.reading import from_values
-from sd_scripts.settings.settings import Script
+from sd_scripts.settings.settings import Script, Settings
 from sd_scripts.testing import demo_images
 from sd_scripts.tools.timed_run import GIB, ROOT, WARM_UP, Stopped
 
@@ -57,18 +58,16 @@ class Preset:
     """Folder and file: lora/NAME_low_memory_6gb."""
     script: Script
     values: Mapping[str, Any]
+    cap: int
+    """Bytes of GPU memory that it may use; 0: all."""
 
-    @property
-    def cap(self) -> int:
-        """Bytes of GPU memory that it may use; 0: all."""
-        size = re.search(r"_(\d+)gb$", self.name)
-        return int(size[1]) * GB if size else 0
+    def settings(self) -> Settings:
+        return from_values(self.script, {**self.values, **self.limit()})
 
-    def plan(self) -> MemoryPlan | None:
-        """Return the figures that the plan of a run expects."""
-        settings = from_values(self.script, {**self.values, **self.limit()})
+    def plan(self, captions: int = len(demo_images.captions())) -> MemoryPlan | None:
+        """Return the figures that the plan of a run expects, by default with the captions of the benchmark's images."""
+        settings = self.settings()
         shape = BatchShape(extent=Extent(SIDE, SIDE), images=settings.value("train_batch_size"))
-        captions = len(demo_images.captions())
         return plan_memory(settings, [shape], captions=captions)
 
     def limit(self) -> dict[str, Any]:
@@ -91,7 +90,12 @@ class Preset:
 def presets_of(family: str) -> list[Preset]:
     """Return the presets of a family: by folder, those for the smallest GPU first."""
     presets = [
-        Preset(name=f"{folder}/{file.stem}", script=script_for(family, method), values=read_toml(file))
+        Preset(
+            name=f"{folder}/{file.stem}",
+            script=script_for(family, method),
+            values=read_toml(file),
+            cap=cap_of(file.stem),
+        )
         for folder, method in METHODS.items()
         for file in sorted((FOLDER / folder).glob("*.toml"))
         if preset_family(file.stem) == family
@@ -99,6 +103,12 @@ def presets_of(family: str) -> list[Preset]:
     return sorted(
         presets, key=lambda preset: (list(METHODS).index(preset.name.partition("/")[0]), preset.cap or sys.maxsize)
     )
+
+
+def cap_of(name: str) -> int:
+    """Return the bytes of GPU memory that a preset of this name may use; 0: all."""
+    size = re.search(r"_(\d+)gb$", name)
+    return int(size[1]) * GB if size else 0
 
 
 @contextmanager
@@ -144,34 +154,63 @@ def _gib(amount: float) -> str:
     return f"{amount / GIB:.2f}" if amount else ""
 
 
-class Rows:
-    """Runs presets and prints a row for each."""
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A run of a preset within its limit."""
 
-    def __init__(self, family: str, folder: Path, steps: int, *, miniature: bool):
-        self._folder, self._steps, self._miniature = folder.resolve() / family, steps, miniature
-        self._files = {o: str(path) for o, path in write_model(family, self._folder, miniature=miniature).files.items()}
+    run: ObservedRun
+    failure: str = ""
+    """Why it ended early; empty if it trained."""
+    used_before: float = 0.0
+    """Bytes of the GPU that others used."""
+
+    @property
+    def in_use(self) -> float:
+        """Bytes of the GPU's memory that other programs see; 0: not seen."""
+        return max((used for _, used in self.run.gpu), default=self.used_before) - self.used_before
+
+
+class Rows:
+    """Runs presets of a family."""
+
+    def __init__(self, folder: Path, files: Mapping[str, Path], steps: int, *, miniature: bool, warm_up: int = WARM_UP):
+        self._folder, self._steps, self._warm_up, self._miniature = folder, steps, warm_up, miniature
+        self._files = {option: str(path) for option, path in files.items()}
         self._images = [(64, 64) if miniature else (SIDE, SIDE)]
 
     def run(self, preset: Preset) -> tuple[str, bool]:
         """Return the row of a preset, and whether it trained."""
-        last = WARM_UP + self._steps
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder, only_left(preset.cap):
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             # disk caches are stored next to them
-            images = demo_images.write_images(Path(folder) / "images", self._images)
-            options = {
-                **preset.options(miniature=self._miniature),
-                **self._files,
-                "train_data_dir": str(images),
-                "max_train_steps": last + AFTER,
-            }
+            observed = self.observe(preset, self.write_images(Path(folder)))
+        result = f"failed: {observed.failure}" if observed.failure else "trains"
+        return line(preset, observed.run, result, observed.used_before), not observed.failure
+
+    def write_images(self, folder: Path) -> Path:
+        return demo_images.write_images(folder / "images", self._images)
+
+    def observe(self, preset: Preset, images: Path, most_seconds: float = math.inf) -> Observed:
+        """Run a preset on these images, for `most_seconds` in all."""
+        last = self._warm_up + self._steps
+        options = {
+            **preset.options(miniature=self._miniature),
+            **self._files,
+            "train_data_dir": str(images),
+            "max_train_steps": last + AFTER,
+        }
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder, only_left(preset.cap):
             before = look_at_gpu()
             used = before[1] if before else 0.0
             try:
-                run = observed_run(preset.script.file, options, Path(folder) / "row", last)
+                run = observed_run(
+                    *(preset.script.file, options, Path(folder) / "row", last),
+                    warm_up=self._warm_up,
+                    most_seconds=most_seconds,
+                )
             except Stopped as error:
                 why = "out of memory" if "out of memory" in error.why else error.why
-                return line(preset, cast(ObservedRun, error.run), f"failed: {why}", used), False
-        return line(preset, run, "trains", used), True
+                return Observed(run=cast(ObservedRun, error.run), failure=why, used_before=used)
+        return Observed(run=run, used_before=used)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -202,7 +241,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.plan:
         print(head, *map(line, chosen), sep="\n")
         return 0
-    rows, failed = Rows(arguments.family, arguments.folder, arguments.steps, miniature=arguments.miniature), 0
+    folder, failed = arguments.folder.resolve() / arguments.family, 0
+    files = write_model(arguments.family, folder, miniature=arguments.miniature).files
+    rows = Rows(folder, files, arguments.steps, miniature=arguments.miniature)
     print(f"{machine()}\n\n{head}", flush=True)
     for number, preset in enumerate(chosen):
         if arguments.minutes and time.monotonic() - began > 60 * arguments.minutes:

@@ -17,7 +17,9 @@ from benchmarks.full_size.common.rows import (
     UNRECORDED,
 )
 from benchmarks.full_size.common.weights import quieter, unknown, write_components
+from benchmarks.preset_search.step_time import MeasuredSteps
 from sd_scripts.families.flux.card import CARD
+from sd_scripts.families.flux.card.speeds import SPEEDS
 from sd_scripts.families.flux.full_size import modules
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -69,6 +71,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Rows of the benchmark by training method and name: the options that distinguish each."""
+
+MEASURED_STEPS = MeasuredSteps.of(SPEEDS, launching=0.4)
+"""Launching eager steps took 0.35 s, where blocks are swapped up to 0.7 s (2026-11-25_presets)."""
 
 
 def predict(denoiser: nn.Module, width: int, height: int, controls: int = 0) -> Tensor:

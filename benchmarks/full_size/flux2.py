@@ -6,12 +6,14 @@ from torch import Tensor, nn
 
 from benchmarks.full_size.common.rows import image_rows, options_of
 from benchmarks.full_size.common.weights import quieter, unknown, write_components
+from benchmarks.preset_search.step_time import MeasuredSteps
 from sd_scripts.families.flux2.card import CARD
 from sd_scripts.families.flux2.full_size import modules as modules
 from sd_scripts.library.files.state_dicts import State
 
 OPTIONS = options_of({})
 ROWS = image_rows(11)
+MEASURED_STEPS = MeasuredSteps(eager=0.1757, compiled=0.1582, launching=0.2)
 
 
 def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:

@@ -18,6 +18,8 @@ from benchmarks.full_size.common.rows import (
     UNRECORDED,
 )
 from benchmarks.full_size.common.weights import random_weights, unknown
+from benchmarks.preset_search.step_time import MeasuredSteps
+from sd_scripts.families.sdxl.card.speeds import SPEEDS
 from sd_scripts.families.sdxl.full_size import modules
 from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.library.files.safetensors_io import save_model
@@ -90,6 +92,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "textual_inversion": {"eager": {}, "eager_unrecorded": UNRECORDED, "compiled": COMPILED, "graphs": GRAPHS},
 }
 """Rows of the benchmark by training method and name: the options that distinguish each."""
+
+MEASURED_STEPS = MeasuredSteps.of(SPEEDS, launching=0.43, per_image=0.51)
+"""Launching eager steps took 0.2 to 0.5 s (2026-11-24_recorded_steps)."""
 
 
 def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:

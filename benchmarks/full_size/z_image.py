@@ -6,12 +6,15 @@ from torch import Tensor, nn
 
 from benchmarks.full_size.common.rows import image_rows, options_of
 from benchmarks.full_size.common.weights import unknown, write_components
+from benchmarks.preset_search.step_time import MeasuredSteps
 from sd_scripts.families.z_image.card import CARD
 from sd_scripts.families.z_image.card.memory_facts import CAPTION
+from sd_scripts.families.z_image.card.speeds import SPEEDS
 from sd_scripts.families.z_image.full_size import modules as modules
 
 OPTIONS = options_of({})
 ROWS = image_rows(20)
+MEASURED_STEPS = MeasuredSteps.of(SPEEDS, launching=0.3)
 
 
 def predict(denoiser: nn.Module, width: int, height: int) -> Tensor:

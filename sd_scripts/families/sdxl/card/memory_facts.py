@@ -71,6 +71,7 @@ MEMORY = MemoryFacts(
         compiled=Growing(353_300, 4e8),
         checkpointed=Growing(39_000, 1.5e8),
         compiled_checkpointed=Growing(39_000, 4e8),
+        budgets={0.5: Growing(192_000, 4e8), 0.0: Growing(48_000, 4e8)},
         left=0.6,
     ),
     encode=1_640,
