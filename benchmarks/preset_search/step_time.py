@@ -23,7 +23,7 @@ BUS = 55e9
 OVERLAP = 0.12
 """Share of the shorter of computing and copying that is not hidden by the other: FLUX.1 with 18 and 34 blocks, in bf16
 and fp8, and Qwen-Image with 30, are within 3 %."""
-WIDENING: Mapping[str, float] = {"fp8": 1.6e-12, "int8_weight_only": 1.6e-12, "int8": 1.8e-12, "nf4": 1.6e-12}
+WIDENING: Mapping[str, float] = {"fp8": 1.6e-12, "int8_weight_only": 1.6e-12, "int8": 1.2e-12, "nf4": 0.9e-12}
 """Seconds for each value of a quantized weight and each of its products (2026-11-26_flux,
 2026-11-24_quantized_weights); int8's are mostly those of its activations."""
 APART = 0.05

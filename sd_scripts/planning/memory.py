@@ -41,8 +41,13 @@ UNKNOWN_OPTIMIZER = 8.0
 TRAINING, LATENTS, TEXT = "training", "caching latents", "caching text"
 IN_FULL = 1.6
 """How much more the VAE takes in float32 than in half precision, whose convolutions need other workspaces."""
-CONTEXT, SPARE = int(0.8 * GIB), 1.02
-"""What CUDA and its libraries take, and how much more PyTorch reserves than tensors need; measured on one H200."""
+CONTEXT = int(0.8 * GIB)
+"""What CUDA and its libraries take; measured on one H200, as the next two."""
+SPARE = 0.02
+"""How much more PyTorch reserves than tensors need."""
+RECOMPUTED, MOST_RECOMPUTED = 0.35, GIB
+"""The same relative to the activations of checkpointed steps, whose blocks take and free memory over and over, and the
+most of it: presets reserve 0.1 to 1.2 GiB more than their tensors need (benchmarks/results/2026-11-25_presets.md)."""
 PROCESS, PINNED = int(2.1 * GIB), 1.4
 """Main memory of a training process without a model, and of swapped blocks for each of their bytes; measured too."""
 TOLERANCE = 0.05
@@ -96,8 +101,9 @@ def plan_memory(
     if facts is None:
         return None
     run = _Run(settings, facts, tuple(shapes), captions)
+    by_phase = run.phases()
     phases = {
-        name: [Part(name=part, bytes=int(size)) for part, size in parts.items()] for name, parts in run.phases().items()
+        name: [Part(name=part, bytes=int(size)) for part, size in parts.items()] for name, parts in by_phase.items()
     }
     peaks = {name: sum(part.bytes for part in parts) for name, parts in phases.items()}
     phase = max(peaks, key=lambda name: peaks[name])
@@ -107,7 +113,7 @@ def plan_memory(
         parts=tuple(part for part in phases[phase] if part.bytes),
         phases=peaks,
         peak=peak,
-        in_use=int(peak * SPARE) + CONTEXT,
+        in_use=CONTEXT + int(max(peaks[name] + run.spare(name, parts) for name, parts in by_phase.items())),
         card=usable_bytes(settings[CudaOptions], gpu_bytes),
         main_memory=run.main_memory(),
     )
@@ -172,6 +178,13 @@ class _Run:
         if self.settings[SampleOptions].sample_prompts:
             phases["sampling"] = {**self._static(), "VAE": self._vae() + self._encoding(1)}
         return phases
+
+    def spare(self, phase: str, parts: Mapping[str, float]) -> float:
+        """Return what PyTorch reserves in a phase beyond these parts."""
+        reserved = SPARE * sum(parts.values())
+        if phase == TRAINING and self.training.gradient_checkpointing:
+            return max(reserved, min(RECOMPUTED * parts["activations"], MOST_RECOMPUTED))
+        return reserved
 
     def main_memory(self) -> int:
         """Return the peak of the process: text encoders as they are read, or blocks that are swapped."""
