@@ -187,7 +187,9 @@ class Rows:
         return line(preset, observed.run, result, observed.used_before), not observed.failure
 
     def write_images(self, folder: Path) -> Path:
-        return demo_images.write_images(folder / "images", self._images)
+        """Return the folder of drawn images below `folder`; they are written if they are not there."""
+        images = folder / "images"
+        return images if images.exists() else demo_images.write_images(images, self._images)
 
     def observe(self, preset: Preset, images: Path, most_seconds: float = math.inf) -> Observed:
         """Run a preset on these images, for `most_seconds` in all."""

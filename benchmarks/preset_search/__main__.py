@@ -30,6 +30,7 @@ from benchmarks.steps import machine, spelled, write_short_model
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.planning.memory import TRAINING
 from sd_scripts.settings.catalog import FAMILY_TITLES
+from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.tools.timed_run import GIB
 
 LIMITS = (6, 8, 12, 16, 24, 32)
@@ -159,13 +160,16 @@ class Measurements:
         return None
 
 
-def measure(rows: Sequence[Row], runs: Rows, images: Path, found: Measurements, until: float) -> list[Row]:
-    """Measure rows until that time; return those that are left."""
+def measure(rows: Sequence[Row], runs: Rows, folder: Path, found: Measurements, until: float) -> list[Row]:
+    """Measure rows until that time; return those that are left. `folder`: for images and what is cached of them."""
     for number, row in enumerate(rows):
         left = until - time.monotonic()
         if left <= 0:
             return list(rows[number:])
-        observed = found.known(row) or runs.observe(row.combination.preset, images, min(ROW_SECONDS, left))
+        preset = row.combination.preset
+        encoders = quantization_of(preset.settings()).encoders or "exact"  # their captions are cached apart
+        images = runs.write_images(folder / f"captions_{encoders}")
+        observed = found.known(row) or runs.observe(preset, images, min(ROW_SECONDS, left))
         if observed.failure and time.monotonic() >= until:
             return list(rows[number:])
         found.add(replace(row, observed=observed))
@@ -217,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     turns = zip_longest(*(chosen(rows, arguments.best) for rows in cells))
     rows = [row for turn in turns for row in turn if row]
     print(f"{about}\n\n{HEAD}", flush=True)
-    left = measure(rows, runs, runs.write_images(folder / "searched"), found, began + 60 * arguments.minutes)
+    left = measure(rows, runs, folder, found, began + 60 * arguments.minutes)
     print("\n" + found.report())
     if left:
         print("Left for another call:", *(row.line() for row in left), sep="\n")

@@ -47,8 +47,8 @@ OPTIMIZERS: Mapping[str, tuple[dict[str, Any], ...]] = {
 }
 """By method, the most exact first."""
 FUSED: Mapping[str, tuple[dict[str, Any], ...]] = {"lora": ({},), "full": ({}, {"fused_backward_pass": True})}
-EQUAL = 1.02
-"""Times that differ by less are taken as equal: then the more exact combination comes first."""
+EQUAL = 1.05
+"""Times that differ by less are taken as equal, as the estimate is not better: then the more exact one comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)

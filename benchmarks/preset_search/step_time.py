@@ -103,7 +103,7 @@ def step_seconds(settings: Settings, facts: MemoryFacts, measured: MeasuredSteps
     if swap:
         moved += 2 * facts.swapped(swap) * BYTES.get(weight_format, 2.0)
     if training.cpu_offload_checkpointing:
-        moved += 2 * facts.activations.checkpointed.per_unit * facts.units(1024, 1024, 1, settings)
+        moved += 2 * facts.activations.block_inputs * facts.units(1024, 1024, 1, settings)
     if moved:
         copying = moved / BUS
         computing = max(computing, copying) + OVERLAP * min(computing, copying)

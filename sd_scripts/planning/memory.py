@@ -50,6 +50,8 @@ RECOMPUTED, MOST_RECOMPUTED = 0.35, GIB
 most of it: presets reserve 0.1 to 1.2 GiB more than their tensors need (benchmarks/results/2026-11-25_presets.md)."""
 PROCESS, PINNED = int(2.1 * GIB), 1.4
 """Main memory of a training process without a model, and of swapped blocks for each of their bytes; measured too."""
+OFFLOADED = 0.9
+"""Share of the inputs of blocks that are in main memory at the start of backward: three blocks' are fetched ahead."""
 TOLERANCE = 0.05
 """By how much the size of a model may differ from the full-size model's."""
 
@@ -337,7 +339,10 @@ class _Run:
     def _growing(self) -> Growing:
         facts = self.facts.activations
         if self.training.gradient_checkpointing:
-            return facts.compiled_checkpointed if self.compiles else facts.checkpointed
+            growing = facts.compiled_checkpointed if self.compiles else facts.checkpointed
+            if self.training.cpu_offload_checkpointing:
+                return replace(growing, per_unit=growing.per_unit - OFFLOADED * facts.block_inputs)
+            return growing
         if self.compiles:
             budget = self.settings[CompileMoreOptions].activation_memory_budget
             return _at(budget, {**facts.budgets, 1.0: facts.compiled})

@@ -37,6 +37,8 @@ class Activations:
     checkpointed: Growing
     """With gradient_checkpointing: the inputs of all blocks, and the activations that one of them recomputes."""
     compiled_checkpointed: Growing
+    block_inputs: float = 0.0
+    """The part of them for each unit that are inputs of blocks, as counted: what cpu_offload_checkpointing moves."""
     budgets: Mapping[float, Growing] = field(default_factory=dict)
     """activation_memory_budget -> the same for compiled blocks."""
     left: float = 0.5

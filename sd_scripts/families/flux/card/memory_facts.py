@@ -62,6 +62,7 @@ MEMORY = MemoryFacts(
         compiled=Growing(6_650_000, 5e7),
         checkpointed=Growing(555_000, 5e7),
         compiled_checkpointed=Growing(548_000, 5e7),
+        block_inputs=(19 + 38) * WIDTH * 2,
         budgets={0.5: Growing(3_880_000, 5e7), 0.0: Growing(615_000, 5e7)},
         left=0.2,
     ),

@@ -62,6 +62,7 @@ def memory_of(
             compiled=Growing(0.87 * kept, 5e7),
             checkpointed=Growing(checkpointed, 5e7),
             compiled_checkpointed=Growing(checkpointed, 5e7),
+            block_inputs=2 * width * (doubles + singles),
             left=0.2,
         ),
         encode=1_640,

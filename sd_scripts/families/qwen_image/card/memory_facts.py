@@ -32,6 +32,7 @@ MEMORY = MemoryFacts(
         compiled=Growing(7_000_000, 5e7),
         checkpointed=Growing(575_000, 5e7),
         compiled_checkpointed=Growing(568_000, 5e7),
+        block_inputs=BLOCKS * 3_072 * 2,
         left=0.2,
     ),
     encode=3_300,

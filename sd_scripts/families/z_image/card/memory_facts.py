@@ -37,6 +37,7 @@ MEMORY = MemoryFacts(
         compiled=Growing(4_750_000, 5e7),
         checkpointed=Growing(480_000, 5e7),
         compiled_checkpointed=Growing(480_000, 5e7),
+        block_inputs=30 * 3_840 * 2,
         left=0.2,
     ),
     encode=1_640,
