@@ -40,7 +40,7 @@ HEADINGS = (
     *("planned ms", "ms", "ms an image", "min to max", "GiB RAM", "start s", "result"),
 )
 HEAD = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
-ROW_SECONDS = 75.0
+ROW_SECONDS = 100.0
 """A row that takes longer is ended: it would be no preset."""
 
 

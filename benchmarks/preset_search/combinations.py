@@ -65,7 +65,7 @@ class Combination:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return what distinguishes it from other combinations; optimizer and swapped blocks may differ."""
+        """Return the values by which combinations are told apart; optimizer and swapped blocks may differ."""
         names = (
             "quantize_base",
             "fused_backward_pass",
@@ -88,7 +88,7 @@ class Combination:
 
     @property
     def run(self) -> tuple[tuple[str, str], ...]:
-        """Return what it sets, by which equal runs of several limits are recognized."""
+        """Return all its options, by which equal runs of several limits are recognized."""
         return tuple(sorted((name, str(value)) for name, value in self.preset.values.items()))
 
 

@@ -182,7 +182,7 @@ class _Run:
         return phases
 
     def spare(self, phase: str, parts: Mapping[str, float]) -> float:
-        """Return what PyTorch reserves in a phase beyond these parts."""
+        """Return the bytes that PyTorch reserves in a phase beyond these parts."""
         reserved = SPARE * sum(parts.values())
         if phase == TRAINING and self.training.gradient_checkpointing:
             return max(reserved, min(RECOMPUTED * parts["activations"], MOST_RECOMPUTED))
