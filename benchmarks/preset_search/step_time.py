@@ -30,7 +30,7 @@ APART = 0.05
 """Share of a compiled step that a LoRA adds where it is not computed in the base product."""
 IN_FP8 = 0.8
 """What fp8_compute leaves of a compiled step: 0.71 to 0.87 (2026-11-28_image_families)."""
-UPDATE: Mapping[str, float] = {"AdamW": 4e-12, "AdamW8bit": 10e-12, "Adafactor": 5e-12}
+UPDATE: Mapping[str, float] = {"AdamW": 4e-12, "AdamW8bit": 7e-12, "Adafactor": 5e-12}
 """Seconds for each trained value of a whole model (2026-11-25_full_training, 2026-11-28_adamw_8bit)."""
 OTHER_UPDATES = 10e-12
 LAUNCHING_COMPILED = 0.6

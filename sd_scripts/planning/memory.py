@@ -45,7 +45,7 @@ CONTEXT = int(0.8 * GIB)
 """What CUDA and its libraries take; measured on one H200, as the next two."""
 SPARE = 0.02
 """How much more PyTorch reserves than tensors need."""
-RECOMPUTED, MOST_RECOMPUTED = 0.35, GIB
+RECOMPUTED, MOST_RECOMPUTED = 0.3, int(0.6 * GIB)
 """The same relative to the activations of checkpointed steps, whose blocks take and free memory over and over, and the
 most of it: presets reserve 0.1 to 1.2 GiB more than their tensors need (benchmarks/results/2026-11-25_presets.md)."""
 PROCESS, PINNED = int(2.1 * GIB), 1.4

@@ -36,7 +36,7 @@ STEPS: tuple[tuple[str, str, str, Mapping[str, Any], float], ...] = (
     ("sdxl", "", "lora", {"compile": True, "activation_memory_budget": 0.5}, 0.072),
     ("sdxl", "", "lora", {"compile": True, "activation_memory_budget": 0.0}, 0.0807),
     ("sdxl", "", "lora", {"train_batch_size": 4}, 0.2058),
-    ("sdxl", "", "full", {"full_bf16": True, "optimizer_type": "AdamW8bit"}, 0.1028),
+    ("sdxl", "", "full", {"full_bf16": True, "optimizer_type": "AdamW8bit"}, 0.0954),
     (
         *("flux2", "9b", "lora"),
         {"blocks_to_swap": 14, "gradient_checkpointing": True, "compile": True, "fp8_base": True},

@@ -48,7 +48,7 @@ def test_only_what_differs_from_the_preset_is_listed_with_both_values() -> None:
 
 
 def test_the_preset_that_was_chosen_stays_the_starting_point_whatever_differs() -> None:
-    settings = of_preset("sdxl_low_memory_8gb")
+    settings = of_preset("sdxl_low_memory_6gb")
     found = starting_point(settings, "lora", "sdxl_safe_start")
     assert found
     assert found.name == "sdxl_safe_start"
