@@ -7,6 +7,8 @@ python -m benchmarks.steps --rows graphs --processes 1 2 --rounds 2
 python -m benchmarks.steps --resolution 1328,1328
 python -m benchmarks.steps --method full --rows eager --optimizer_type bitsandbytes.optim.AdamW8bit
 python -m benchmarks.steps --family wan --frames 81 --resolution 832,480
+python -m benchmarks.steps --family wan --frames 81 --task t2v-A14B --timestep_sampling shift --discrete_flow_shift 3 \\
+    --dit_high_noise FILE --offload_inactive_dit
 
 Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
 the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the

@@ -43,7 +43,7 @@ STEPS: tuple[tuple[str, str, str, Mapping[str, Any], float], ...] = (
         0.456,
     ),
 )
-"""(family, size, method, options, seconds of a step): rows of benchmarks/results that the estimate was not given."""
+"""(family, size, method, options, seconds of a step): rows of benchmarks/results."""
 
 
 def search(family: str, folder: str, gb: int) -> Search:

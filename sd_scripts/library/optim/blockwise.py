@@ -15,7 +15,7 @@ BLOCK = 256
 """Values that share a scale."""
 DECADES = 7
 CELL_BITS = 7
-"""Bits of the mantissa that tell the cells of `starts` apart."""
+"""Bits of the mantissa that distinguish the cells of `starts`."""
 FIRST_EXPONENT = 127 - 23
 """Of the cells; everything below 2^-23 is nearest to 0."""
 CELLS = (23 << CELL_BITS) + 1
