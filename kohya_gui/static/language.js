@@ -17,12 +17,14 @@ var Language = (() => {
   ].join();
   const LEFT = `code, pre, textarea, script, style, [contenteditable], ${OF_USERS}`;
   const INLINE = "a, b, code, em, i, kbd, button.field-link, .note strong"; // part of the sentence around them
-  const VALUE = /\{(\w+)(!?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, `code`, an option's key
+  const VALUE = /\{(\w+)([!?]?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, {1?}, `code`, an option's key
   const VALUES = "((?:(?![.!?] [A-Z]).)+?)"; // a value ends with its sentence
   const FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"; // one at the beginning of a text ends with its part of a list, too
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_PARTS = 20; // sentences, or parts of a list
+  const WORD = /[A-Za-z]{2,}/g;
+  const LIST = /^((?:'[^']*'|\S+)(?:, (?:'[^']*'|\S+))*) (and|or) ('[^']*'|\S+)$/;
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
   const PROSE = /\b[a-z]{3,}\b.*\b[a-z]{3,}\b/;
   const MAYBE = VALUES.replace("+?", "*?");
@@ -32,7 +34,7 @@ var Language = (() => {
   const QUANTITY = /[\d.,]+ (?:[KMGTk]?i?B|m?s|min|h(?: \d+ min)?|W|%)/;
   const NAME = new RegExp(`^[^a-z]*$|^[A-Za-z]*[A-Z\\d][\\w.-]*$|^${QUANTITY.source}$`); // 1024, bf16, AdamW, 4.8 GiB
   const EXTENDED = new RegExp(`^(.+?)( ${QUANTITY.source}| \\([a-z\\d]+(?:_[a-z\\d]+)+\\))$`, "s");
-  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop|mask|token|layer|line|sample|size|tensor|video|warning)s\b/; // after a number
+  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b/; // after a number
   /** Texts of style sheets: property -> words. */
   const IN_STYLES = {
     "--word-train": "Train",
@@ -55,14 +57,14 @@ var Language = (() => {
   // From English to Chinese
 
   const texts = new Map(); // English -> Chinese, of texts without values
-  const patterns = new Map(); // first word -> texts with values; "" -> those that begin with a value
+  const patterns = new Map(); // the word that the fewest texts with values have -> those with it; "" -> those without words
   const capitalised = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
   const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
   /** Words that a text must contain, which is quicker to see than a match. */
   const longest = (between) => between.filter((part) => !COUNTED.test(part)).reduce((one, other) => (other.length > one.length ? other : one), "");
   const pattern = (english, chinese) => {
-    const names = [...english.matchAll(VALUE)].map(([name]) => name.replace("!", ""));
-    const between = english.split(/\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/);
+    const names = [...english.matchAll(VALUE)].map(([name]) => name);
+    const between = english.split(/\{\w+\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/);
     const source = between.map((part, i) => {
       const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
       const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
@@ -70,30 +72,44 @@ var Language = (() => {
       const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : i === 1 && !between[0] ? FIRST : VALUES) : KEY;
       return i ? `${value}${words}` : words;
     });
-    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between) };
+    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between), own: between.flatMap(ownWords) };
+  };
+  /** The words of a part between two values; those next to a value may be half of a word, and a counted noun has no "s" after 1. */
+  const ownWords = (part, i, { length }) => {
+    const inner = part.replace(COUNTED, "");
+    return [...inner.matchAll(WORD)].filter(({ index, 0: word }) => (index || !i) && (index + word.length < inner.length || i === length - 1)).map(([word]) => word);
   };
   const learn = (catalogue) => {
+    const found = [];
+    const uses = new Map();
     for (const [english, chinese] of Object.entries(catalogue)) {
-      const at = english.search(VALUE);
-      if (at < 0) texts.set(english, chinese);
-      else {
-        const word = /^\S+(?=\s)/.exec(english.slice(0, at))?.[0] ?? "";
-        patterns.set(word, [...(patterns.get(word) ?? []), pattern(english, chinese)]);
-      }
+      if (english.search(VALUE) < 0) texts.set(english, chinese);
+      else found.push(pattern(english, chinese));
     }
-    for (const each of patterns.values()) each.sort((a, b) => b.words - a.words); // the most specific first
+    for (const { own } of found) for (const word of own) uses.set(word, (uses.get(word) ?? 0) + 1);
+    for (const each of found) {
+      const word = each.own.reduce((one, other) => (one && uses.get(one) <= uses.get(other) ? one : other), "");
+      patterns.set(word, [...(patterns.get(word) ?? []), each]);
+    }
   };
+  /** The texts with values that have a word of this text, the most specific first. */
+  const candidates = (english) =>
+    ["", ...new Set(english.match(WORD))].flatMap((word) => patterns.get(word) ?? []).sort((a, b) => b.words - a.words);
+  /** A list of names: 'a', 'b' and 7 more; a, b or c. */
+  const enumerated = (value) =>
+    value.replace(/ and ([\d,]+) more$/, " 等，另有 $1 项").replace(LIST, (_, names, word, last) => `${names} ${word === "and" ? "和" : "或"} ${last}`);
   /** The Chinese of a pattern with its values; null if one of them is a text that the catalogue does not have. */
   const filled = ({ names, chinese }, values) => {
     const left = names.map((name, i) => [name, values[i]]);
     let isWhole = true;
     const text = chinese.replace(VALUE, (name) => {
-      const at = left.findIndex(([each]) => each === name.replace("!", ""));
+      const [, number, kind] = /^\{(\w+)([!?])\}$/.exec(name) ?? [];
+      const at = left.findIndex(([each]) => each === (kind ? `{${number}}` : name));
       const value = at < 0 ? name : left.splice(at, 1)[0][1];
-      if (!name.endsWith("!}") && !COUNT.test(value)) return value;
+      if (!kind && !COUNT.test(value)) return texts.get(value.includes(" ") ? value : "") ?? enumerated(value);
       const inner = translated(value.trim()) ?? translated(capitalised(value.trim()));
-      isWhole &&= inner != null || !PROSE.test(value);
-      return inner ?? value;
+      isWhole &&= inner != null || kind === "?" || !PROSE.test(value);
+      return inner ?? enumerated(value);
     });
     return isWhole ? text : null;
   };
@@ -101,12 +117,11 @@ var Language = (() => {
     const same = texts.get(english);
     if (same != null) return same;
     if (english.length > LONGEST) return null;
-    for (const word of [english.split(/\s/, 1)[0], ""])
-      for (const each of patterns.get(word) ?? []) {
-        const match = english.includes(each.longest) ? each.regex.exec(english) : null;
-        const chinese = match && filled(each, match.slice(1));
-        if (chinese != null) return chinese;
-      }
+    for (const each of candidates(english)) {
+      const match = english.includes(each.longest) ? each.regex.exec(english) : null;
+      const chinese = match && filled(each, match.slice(1));
+      if (chinese != null) return chinese;
+    }
     return null;
   };
   const ended = (english) => {
@@ -133,7 +148,7 @@ var Language = (() => {
   /** Parts with dots between them, or a list whose parts are all known. */
   const listed = (english) => {
     const mark = [" · ", " › ", " = ", " × "].find((each) => english.includes(each));
-    if (!mark) return series(english, "; ", "；") ?? series(english, ", ", "，");
+    if (!mark) return series(english, "; ", "；") ?? series(english, ", ", "，") ?? (COUNT.test(english) ? series(english, " and ", " 和 ") : null);
     const parts = english.split(mark);
     const known = parts.map((part) => translated(part));
     return known.some((each, i) => each != null && each !== parts[i]) ? parts.map((part, i) => known[i] ?? part).join(mark) : null;

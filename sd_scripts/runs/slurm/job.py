@@ -89,8 +89,8 @@ class SlurmJob(LiveRun):
                 return "lost", f"{name} was preempted, and Slurm did not start it again"
             case "FAILED" if not self.folder.console.exists():
                 node = f" {status.nodes}" if status and status.nodes else ""
-                why = f"cannot write to the run folder; choose an output_dir on storage that node{node} shares"
-                return "failed", f"{name} {why}"
+                remedy = f"choose an output_dir on storage that node{node} shares"
+                return "failed", f"{name} cannot write to the run folder; {remedy}"
             case "FAILED":
                 return "failed", f"{name} failed before the training could report why; see its last lines under Details"
             case "":

@@ -3,6 +3,7 @@
 import os
 
 from sd_scripts.formats.disk import format_bytes, free_bytes, why_not_written
+from sd_scripts.formats.words import counted, listed
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.planning.steps import TrainPlan
@@ -48,10 +49,10 @@ def _check_room(context: Context, train_state: TrainState, size: int) -> str:
     trained = [each for group in train_state.optimizer.param_groups for each in group["params"]]
     state = STATE_FACTOR * sum(each.numel() * each.element_size() for each in trained)
     if free < (wanted := files * size + states * state):
-        of_states = f" and {states} state{'s' * (states > 1)}" if states else ""
+        kept = listed([counted(files, "file"), *([counted(states, "state")] if states else [])])
         context.warn(
-            f"output_dir: '{folder}' has {format_bytes(free)} free, and this run keeps {files} file{'s' * (files > 1)}"
-            f"{of_states}, about {format_bytes(wanted)}. Free {format_bytes(wanted - free)}, or keep fewer with "
+            f"output_dir: '{folder}' has {format_bytes(free)} free, and this run keeps {kept}, about "
+            f"{format_bytes(wanted)}. Free {format_bytes(wanted - free)}, or keep fewer with "
             "save_last_n_steps or save_last_n_epochs"
         )
     return ""

@@ -20,6 +20,8 @@ from sd_scripts.settings.family_options import each_option
 
 ROOT = Path(__file__).parents[3]
 GUI = ROOT / "kohya_gui"
+MODULES = (GUI, ROOT / "sd_scripts")
+"""Folders of modules with texts of the page, and messages of runs, which the page shows."""
 NO_TEXT_BEFORE = re.compile(
     r"""(?: \b(?:class|id|type|for|role|name|rel|key|kind|accept|autocomplete|list|method|every)\ ?:\s*
     | \b(?:className|classList\.\w+\(|dataset\.\w+\ ===?|case)\s*
@@ -53,29 +55,11 @@ TERMINAL = (
     *("kohya_gui/access/auth", "kohya_gui/access/c", "kohya_gui/access/login_throttle"),
     *("kohya_gui/command", "kohya_gui/demo", "kohya_gui/doctor", "kohya_gui/kohya/", "kohya_gui/languages/"),
     *("kohya_gui/print_command", "kohya_gui/server/lean", "kohya_gui/theme"),
-    *("sd_scripts/settings/document", "sd_scripts/settings/command_line"),
+    *("sd_scripts/demo", "sd_scripts/settings/document", "sd_scripts/settings/command_line"),
+    *("sd_scripts/settings/compat/generate_flags", "sd_scripts/settings/compat/musubi_caching", "sd_scripts/testing/"),
 )
 """Modules whose texts are for the terminal, or that nobody reads."""
-MODULES = (
-    ("kohya_gui", "**/*.py"),
-    ("sd_scripts/options", "**/*.py"),
-    ("sd_scripts/settings", "checks/*.py"),
-    ("sd_scripts/settings", "*.py"),
-    ("sd_scripts/settings", "tools/*.py"),
-    ("sd_scripts/families", "cards/*.py"),
-    ("sd_scripts/families", "*/card/*.py"),
-    ("sd_scripts/planning", "*.py"),
-    ("sd_scripts/data", "**/*.py"),
-    ("sd_scripts/dataset_view", "*.py"),
-    ("sd_scripts/runs", "*.py"),
-    ("sd_scripts/machine", "*.py"),
-    ("sd_scripts/generating", "*.py"),
-    ("sd_scripts/training", "process/*.py"),
-    ("sd_scripts/training", "compiling/*.py"),
-    ("sd_scripts/tools", "**/*.py"),
-    ("sd_scripts/formats", "**/*.py"),
-)
-"""Folders of modules with texts of the page, and messages about settings."""
+LOGGED = re.compile(r"logger\.")
 COUNTED = re.compile(r"""\bcounted\([^"'\n]*["'](\w+[^\Ws])["']\)""")
 INLINE = ("a", "b", "code", "em", "i", "kbd", "button")
 ATTRIBUTES = ("title", "aria-label", "placeholder", "alt", "label")
@@ -169,7 +153,7 @@ def _plain(text: str) -> str:
 
 @functools.cache
 def python_literals(file: Path) -> tuple[str, ...]:
-    """Return the strings of a module, without docstrings."""
+    """Return the strings of a module, without docstrings, asserts and what is logged."""
     return tuple(_literals(ast.parse(file.read_text(encoding="utf-8"))))
 
 
@@ -181,6 +165,10 @@ def _literals(tree: ast.Module) -> Iterator[str]:
             left.add(id(node.value))
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add_argument", "add_parser"):
             left.update(id(each.value) for each in node.keywords)
+        elif isinstance(node, ast.Call) and LOGGED.match(ast.unparse(node.func)):
+            left.update(map(id, node.args))
+        elif isinstance(node, ast.Assert):
+            left.add(id(node.msg))
         elif isinstance(node, ast.JoinedStr):
             left.update(id(part) for part in node.values)
             left.update(id(part.format_spec) for part in node.values if isinstance(part, ast.FormattedValue))
@@ -275,8 +263,8 @@ def _each_script() -> Iterator[tuple[str, str, str]]:
                 yield file.relative_to(ROOT).as_posix(), literal, before
 
 
-def _of_modules(folder: Path, pattern: str = "**/*.py") -> Iterator[tuple[str, str]]:
-    for file in sorted(folder.glob(pattern)):
+def _of_modules(folder: Path) -> Iterator[tuple[str, str]]:
+    for file in sorted(folder.rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
         if not name.startswith(TERMINAL):
             for literal in python_literals(file):
@@ -326,7 +314,7 @@ def texts() -> dict[str, list[str]]:
     for source, literal in (*_of_options(), *_of_presets(), *_of_counts(), *(("Gradio", text) for text in GRADIO)):
         found.setdefault(source, {}).update(dict.fromkeys(pieces(literal)))
     scripts = ((name, text) for name, text, before in _of_scripts() if not NO_TEXT_BEFORE.search(before))
-    modules = (each for folder, pattern in MODULES for each in _of_modules(ROOT / folder, pattern))
+    modules = (each for folder in MODULES for each in _of_modules(folder))
     for source, literal in (*scripts, *modules):
         found.setdefault(source, {}).update(dict.fromkeys(filter(is_text, pieces(literal))))
     known: set[str] = set()
@@ -347,7 +335,7 @@ def is_in_code(text: str) -> bool:
 @functools.cache
 def _strings() -> frozenset[str]:
     found = [text for _, text, _ in _of_scripts()]
-    found += (text for folder, pattern in MODULES for _, text in _of_modules(ROOT / folder, pattern))
+    found += (text for folder in MODULES for _, text in _of_modules(folder))
     entries = re.compile(r"^ +(\w+): ", re.MULTILINE)
     names = (name for file in (GUI / "static").rglob("*.js") for name in entries.findall(file.read_text("utf-8")))
     return frozenset((*(piece for text in found for piece in pieces(text)), *names))

@@ -1,19 +1,22 @@
 """The rules by which language.js finds the translation of a text, to test the catalogues without a browser."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 
-VALUE = re.compile(r"\{\w+!?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
+VALUE = re.compile(r"\{\w+[!?]?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 COUNTED = re.compile(
     r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop"
-    r"|mask|token|layer|line|sample|size|tensor|video|warning)s\b"
+    r"|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b"
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
 VALUES = "((?:(?![.!?] [A-Z]).)+?)"
 FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"
 MAYBE = VALUES.replace("+?", "*?")
 KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]+)"
+WORD = re.compile("[A-Za-z]{2,}")
 PROSE = re.compile(r"\b[a-z]{3,}\b.*\b[a-z]{3,}\b")
 SENTENCES = re.compile(r"(?<=[.!?]) (?=\S)|\n")
 
@@ -24,10 +27,12 @@ class Translating:
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = set(texts)
         self._patterns: dict[str, list[tuple[str, str, re.Pattern[str], list[int]]]] = {}
-        """First word, or an empty text -> texts with values, as in language.js."""
-        for english in _most_specific(texts):
+        """The word that the fewest texts with values have, or an empty text -> those with it, as in language.js."""
+        words_of = {english: _own_words(english) for english in texts if VALUE.search(english)}
+        uses = Counter(chain.from_iterable(words_of.values()))
+        for english, words in words_of.items():
             pattern = english, _longest(english), _pattern(english), _inner(english, texts[english])
-            self._patterns.setdefault(_first_word(english), []).append(pattern)
+            self._patterns.setdefault(min(words, key=lambda word: uses[word], default=""), []).append(pattern)
         self.used: set[str] = set()
         """Texts of the catalogue that were found."""
         self.knows = cache(self._knows)
@@ -39,12 +44,12 @@ class Translating:
         if text in self._texts:
             self.used.add(text)
             return True
-        for word in (text.split(" ", 1)[0], ""):
-            for english, words, pattern, inner in self._patterns.get(word, ()):
-                match = pattern.fullmatch(text) if words in text else None
-                if match and all(self.knows(match[n].strip()) or not PROSE.search(match[n]) for n in inner):
-                    self.used.add(english)
-                    return True
+        found = [each for word in {"", *WORD.findall(text)} for each in self._patterns.get(word, ())]
+        for english, words, pattern, inner in sorted(found, key=lambda each: len(VALUE.sub("", each[0])), reverse=True):
+            match = pattern.fullmatch(text) if words in text else None
+            if match and all(self.knows(match[n].strip()) or not PROSE.search(match[n]) for n in inner):
+                self.used.add(english)
+                return True
         return False
 
     def _sentences(self, text: str) -> bool:
@@ -70,9 +75,15 @@ class Translating:
         return bool(parts) and all(self.knows(part) or NAME.fullmatch(part) for part in parts)
 
 
-def _first_word(english: str) -> str:
-    words = VALUE.split(english)[0]
-    return words.split(" ", 1)[0] if " " in words else ""
+def _own_words(english: str) -> list[str]:
+    """Return the words that each text of this pattern has: those next to a value may be half of a word."""
+    parts = [COUNTED.sub("", part) for part in VALUE.split(english)]
+    return [
+        word[0]
+        for number, part in enumerate(parts)
+        for word in WORD.finditer(part)
+        if (word.start() or not number) and (word.end() < len(part) or number == len(parts) - 1)
+    ]
 
 
 def _longest(english: str) -> str:
@@ -80,14 +91,9 @@ def _longest(english: str) -> str:
     return max((words for words in VALUE.split(english) if not COUNTED.search(words)), key=len)
 
 
-def _most_specific(texts: Iterable[str]) -> list[str]:
-    """Return the texts with values, those with the most words of their own first."""
-    return sorted(filter(VALUE.search, texts), key=lambda text: len(VALUE.sub("", text)), reverse=True)
-
-
 def _inner(english: str, translation: str) -> list[int]:
     """Return the numbers of the values that are translated too."""
-    names = [name[0].replace("!", "") for name in VALUE.finditer(english)]
+    names = [name[0] for name in VALUE.finditer(english)]
     return [n for n, name in enumerate(names, 1) if name[0] == "{" and name.replace("}", "!}") in translation]
 
 
@@ -115,4 +121,4 @@ def _pattern(english: str) -> "re.Pattern[str]":
 
 def own_values(text: str) -> list[str]:
     """Return the values, texts in backticks and keys in a text of the catalogue."""
-    return [value.replace("!", "") for value in VALUE.findall(text)]
+    return [re.sub(r"[!?]\}$", "}", value) for value in VALUE.findall(text)]
