@@ -23,10 +23,13 @@ var Language = (() => {
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_PARTS = 20; // sentences, or parts of a list
+  const KEYED = /^([\w./-]+): (.+)$/s;
   const WORD = /[A-Za-z]{2,}/g;
   const LIST = /^((?:'[^']*'|\S+)(?:, (?:'[^']*'|\S+))*) (and|or) ('[^']*'|\S+)$/;
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
-  const PROSE = /\b[a-z]{3,}\b.*\b[a-z]{3,}\b/;
+  const PROSE = /(?:^|\s)[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}/; // words, not names or keys
+  const WORDS = new RegExp(`^(?!s$)[a-z]+(?=[\\s),;:.]|$)|${PROSE.source}`);
+  const OPEN = /(?:['"(]|: )$/; // before a value that may be prose: a prompt, or the words of another program
   const MAYBE = VALUES.replace("+?", "*?");
   const KEY = `(${ELEMENT}|\\*[^*]+\\*|\`[^\`]+\`|[\\w.-]+)`; // in a text with elements, in one that becomes some, or plain
   const LEAD = new RegExp(`^(?:\\s*${ELEMENT}[,:.]?\\s*)+`);
@@ -34,7 +37,7 @@ var Language = (() => {
   const QUANTITY = /[\d.,]+ (?:[KMGTk]?i?B|m?s|min|h(?: \d+ min)?|W|%)/;
   const NAME = new RegExp(`^[^a-z]*$|^[A-Za-z]*[A-Z\\d][\\w.-]*$|^${QUANTITY.source}$`); // 1024, bf16, AdamW, 4.8 GiB
   const EXTENDED = new RegExp(`^(.+?)( ${QUANTITY.source}| \\([a-z\\d]+(?:_[a-z\\d]+)+\\))$`, "s");
-  const COUNTED = /^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b/; // after a number
+  const COUNTED = /^ (byte|image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b/; // after a number
   /** Texts of style sheets: property -> words. */
   const IN_STYLES = {
     "--word-train": "Train",
@@ -72,7 +75,7 @@ var Language = (() => {
       const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : i === 1 && !between[0] ? FIRST : VALUES) : KEY;
       return i ? `${value}${words}` : words;
     });
-    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between), own: between.flatMap(ownWords) };
+    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between), own: between.flatMap(ownWords), open: between.map((part) => OPEN.test(part)) };
   };
   /** The words of a part between two values; those next to a value may be half of a word, and a counted noun has no "s" after 1. */
   const ownWords = (part, i, { length }) => {
@@ -95,26 +98,39 @@ var Language = (() => {
   /** The texts with values that have a word of this text, the most specific first. */
   const candidates = (english) =>
     ["", ...new Set(english.match(WORD))].flatMap((word) => patterns.get(word) ?? []).sort((a, b) => b.words - a.words);
-  /** A list of names: 'a', 'b' and 7 more; a, b or c. */
-  const enumerated = (value) =>
-    value.replace(/ and ([\d,]+) more$/, " 等，另有 $1 项").replace(LIST, (_, names, word, last) => `${names} ${word === "and" ? "和" : "或"} ${last}`);
+  /** A value that stays: names, in a list such as 'a', 'b' and 7 more, or a place such as a.txt, line 2. */
+  const left = (value) =>
+    value
+      .replace(/ and ([\d,]+) more$/, " 等，另有 $1 项")
+      .replace(/,? \(?line ([\d,]+)\)?/, "，第 $1 行")
+      .replace(LIST, (_, names, word, last) => `${names} ${word === "and" ? "和" : "或"} ${last}`);
+  const isProse = (value) => PROSE.test(value.replace(/'[^']*'/g, ""));
+  let isLoose = false; // whether a value may be prose anywhere
   /** The Chinese of a pattern with its values; null if one of them is a text that the catalogue does not have. */
-  const filled = ({ names, chinese }, values) => {
-    const left = names.map((name, i) => [name, values[i]]);
+  const filled = ({ names, chinese, open }, values) => {
+    const unused = names.map((name, i) => ({ name, value: values[i], isOpen: open[i] }));
     let isWhole = true;
     const text = chinese.replace(VALUE, (name) => {
       const [, number, kind] = /^\{(\w+)([!?])\}$/.exec(name) ?? [];
-      const at = left.findIndex(([each]) => each === (kind ? `{${number}}` : name));
-      const value = at < 0 ? name : left.splice(at, 1)[0][1];
-      if (!kind && !COUNT.test(value)) return texts.get(value.includes(" ") ? value : "") ?? enumerated(value);
+      const at = unused.findIndex((each) => each.name === (kind ? `{${number}}` : name));
+      if (at < 0) return name;
+      const [{ value, isOpen }] = unused.splice(at, 1);
+      const [end, words] = kind === "!" ? [] : (/; (.+)$/s.exec(value) ?? []);
+      if (end && (translated(words) ?? translated(end)) != null) isWhole = false; // a part of the sentence is no value
+      if (!kind && !COUNT.test(value)) {
+        const known = value.includes(" ") ? texts.get(value) : null; // such as an error of the system
+        isWhole &&= isLoose || isOpen || known != null || !isProse(value);
+        return known ?? left(value);
+      }
       const inner = translated(value.trim()) ?? translated(capitalised(value.trim()));
-      isWhole &&= inner != null || kind === "?" || !PROSE.test(value);
-      return inner ?? enumerated(value);
+      isWhole &&= inner != null || kind === "?" || (isLoose ? !isProse(value) : !WORDS.test(value));
+      return inner ?? left(value);
     });
     return isWhole ? text : null;
   };
   const whole = (english) => {
-    const same = texts.get(english);
+    const [, key, words] = KEYED.exec(english) ?? [];
+    const same = texts.get(english) ?? (texts.has(words) ? `${key}：${texts.get(words)}` : null);
     if (same != null) return same;
     if (english.length > LONGEST) return null;
     for (const each of candidates(english)) {
@@ -148,7 +164,7 @@ var Language = (() => {
   /** Parts with dots between them, or a list whose parts are all known. */
   const listed = (english) => {
     const mark = [" · ", " › ", " = ", " × "].find((each) => english.includes(each));
-    if (!mark) return series(english, "; ", "；") ?? series(english, ", ", "，") ?? (COUNT.test(english) ? series(english, " and ", " 和 ") : null);
+    if (!mark) return series(english, "; ", "；") ?? series(english, ", or ", "，或") ?? series(english, ", ", "，") ?? (COUNT.test(english) ? series(english, " and ", " 和 ") : null);
     const parts = english.split(mark);
     const known = parts.map((part) => translated(part));
     return known.some((each, i) => each != null && each !== parts[i]) ? parts.map((part, i) => known[i] ?? part).join(mark) : null;
@@ -168,7 +184,7 @@ var Language = (() => {
   };
   /** A message that begins with the key of an option or the name of a model. */
   const keyed = (english) => {
-    const [, key, words] = /^([\w./-]+): (.+)$/s.exec(english) ?? [];
+    const [, key, words] = KEYED.exec(english) ?? [];
     const chinese = words && translated(words);
     return chinese ? `${key}：${chinese}` : null;
   };
@@ -178,21 +194,28 @@ var Language = (() => {
     const chinese = words && translated(words);
     return chinese ? `${chinese}${more}` : null;
   };
-  const answers = new Map(); // what was looked up before
+  const answers = [new Map(), new Map()]; // what was looked up before, and loosely
   const MOST = 20_000;
   const translated = (english) => {
     if (!/[A-Za-z]/.test(english)) return null;
-    if (answers.has(english)) return answers.get(english);
+    const before = answers[Number(isLoose)];
+    if (before.has(english)) return before.get(english);
     const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
-    const chinese = ended(english) ?? sentences(english) ?? listed(english) ?? keyed(english) ?? extended(english) ?? bracketed(english) ?? (small === english ? null : ended(small));
-    if (answers.size > MOST) answers.clear();
-    answers.set(english, chinese);
+    const chinese = ended(english) ?? keyed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? (small === english ? null : ended(small));
+    if (before.size > MOST) before.clear();
+    before.set(english, chinese);
     return chinese;
   };
   /** The Chinese of a text, with the spaces around it; the text itself if the catalogue does not have it. */
   const text = (english) => {
     const [, before, words, after] = /^(\s*)(.*?)(\s*)$/s.exec(english);
-    const chinese = translated(words.replace(/\s+/g, " "));
+    const plain = words.replace(/\s+/g, " ");
+    let chinese = translated(plain);
+    if (chinese == null) {
+      isLoose = true;
+      chinese = translated(plain);
+      isLoose = false;
+    }
     return chinese == null ? english : `${before}${chinese}${after}`;
   };
 

@@ -5,7 +5,9 @@ are values of it.
 """
 
 import ast
+import errno
 import functools
+import os
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -51,6 +53,22 @@ LEFT = frozenset(Path(__file__).with_name("page_names.txt").read_text(encoding="
 """Other names, and strings that nobody reads."""
 GRADIO = ("number input for {1}", "range slider for {1}", "Reset to default value", "More tabs")
 """Names of Gradio's own controls, which follow the browser's language only."""
+OTHERS = (
+    *(os.strerror(code) for code in (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)),
+    *(os.strerror(code) for code in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTEMPTY)),
+    *(os.strerror(code) for code in (errno.EMFILE, errno.EBUSY, errno.ENOMEM, errno.EINVAL, errno.ESTALE, errno.ELOOP)),
+    *(os.strerror(code) for code in (errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH)),
+    *(
+        os.strerror(errno.EHOSTUNREACH),
+        "Name or service not known",
+        "Temporary failure in name resolution",
+        "timed out",
+    ),
+    *("image file is truncated", "image file is truncated ({1} bytes not processed)", "Truncated File Read"),
+    *("cannot identify image file {1}", "broken data stream when reading image file"),
+    "unrecognized data stream contents when reading image file",
+)
+"""Common errors of the system and of the library that reads images, which messages quote."""
 TERMINAL = (
     *("kohya_gui/access/auth", "kohya_gui/access/c", "kohya_gui/access/login_throttle"),
     *("kohya_gui/command", "kohya_gui/demo", "kohya_gui/doctor", "kohya_gui/kohya/", "kohya_gui/languages/"),
@@ -311,7 +329,13 @@ def _of_counts() -> Iterator[tuple[str, str]]:
 def texts() -> dict[str, list[str]]:
     """Return the texts that the page shows: file, or what they are -> texts."""
     found: dict[str, dict[str, None]] = {}
-    for source, literal in (*_of_options(), *_of_presets(), *_of_counts(), *(("Gradio", text) for text in GRADIO)):
+    for source, literal in (
+        *_of_options(),
+        *_of_presets(),
+        *_of_counts(),
+        *(("Gradio", text) for text in GRADIO),
+        *(("others", text) for text in OTHERS),
+    ):
         found.setdefault(source, {}).update(dict.fromkeys(pieces(literal)))
     scripts = ((name, text) for name, text, before in _of_scripts() if not NO_TEXT_BEFORE.search(before))
     modules = (each for folder in MODULES for each in _of_modules(folder))

@@ -8,7 +8,7 @@ from itertools import chain
 
 VALUE = re.compile(r"\{\w+[!?]?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 COUNTED = re.compile(
-    r"^ (image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop"
+    r"^ (byte|image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop"
     r"|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b"
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
@@ -17,7 +17,9 @@ FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"
 MAYBE = VALUES.replace("+?", "*?")
 KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]+)"
 WORD = re.compile("[A-Za-z]{2,}")
-PROSE = re.compile(r"\b[a-z]{3,}\b.*\b[a-z]{3,}\b")
+PROSE = re.compile(r"(?:^|\s)[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}")
+WORDS = re.compile(rf"^(?!s$)[a-z]+(?=[\s),;:.]|$)|{PROSE.pattern}")
+OPEN = re.compile(r"""(?:['"(]|: )$""")
 SENTENCES = re.compile(r"(?<=[.!?]) (?=\S)|\n")
 
 
@@ -26,12 +28,13 @@ class Translating:
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = set(texts)
-        self._patterns: dict[str, list[tuple[str, str, re.Pattern[str], list[int]]]] = {}
+        self._patterns: dict[str, list[tuple[str, str, re.Pattern[str], list[int], list[int]]]] = {}
         """The word that the fewest texts with values have, or an empty text -> those with it, as in language.js."""
         words_of = {english: _own_words(english) for english in texts if VALUE.search(english)}
         uses = Counter(chain.from_iterable(words_of.values()))
         for english, words in words_of.items():
-            pattern = english, _longest(english), _pattern(english), _inner(english, texts[english])
+            inner, plain = _inner(english, texts[english]), _plain(english, texts[english])
+            pattern = english, _longest(english), _pattern(english), inner, plain
             self._patterns.setdefault(min(words, key=lambda word: uses[word], default=""), []).append(pattern)
         self.used: set[str] = set()
         """Texts of the catalogue that were found."""
@@ -45,9 +48,15 @@ class Translating:
             self.used.add(text)
             return True
         found = [each for word in {"", *WORD.findall(text)} for each in self._patterns.get(word, ())]
-        for english, words, pattern, inner in sorted(found, key=lambda each: len(VALUE.sub("", each[0])), reverse=True):
+        for english, words, pattern, inner, plain in sorted(
+            found, key=lambda each: len(VALUE.sub("", each[0])), reverse=True
+        ):
             match = pattern.fullmatch(text) if words in text else None
-            if match and all(self.knows(match[n].strip()) or not PROSE.search(match[n]) for n in inner):
+            if (
+                match
+                and all(self.knows(match[n].strip()) or not WORDS.search(match[n]) for n in inner)
+                and not any(PROSE.search(re.sub("'[^']*'", "", match[n])) for n in plain)
+            ):
                 self.used.add(english)
                 return True
         return False
@@ -95,6 +104,12 @@ def _inner(english: str, translation: str) -> list[int]:
     """Return the numbers of the values that are translated too."""
     names = [name[0] for name in VALUE.finditer(english)]
     return [n for n, name in enumerate(names, 1) if name[0] == "{" and name.replace("}", "!}") in translation]
+
+
+def _plain(english: str, translation: str) -> list[int]:
+    """Return the numbers of the values that stay as they are, and stand where none may be a sentence."""
+    left = [name[0] in VALUE.findall(translation) for name in VALUE.finditer(english)]
+    return [n for n, part in enumerate(VALUE.split(english)[:-1], 1) if left[n - 1] and not OPEN.search(part)]
 
 
 def _pattern(english: str) -> "re.Pattern[str]":
