@@ -116,7 +116,7 @@ var Language = (() => {
       if (at < 0) return name;
       const [{ value, isOpen }] = unused.splice(at, 1);
       const [end, words] = kind === "!" ? [] : (/; (.+)$/s.exec(value) ?? []);
-      if (end && (translated(words) ?? translated(end)) != null) isWhole = false; // a part of the sentence is no value
+      if (end && (translated(words) ?? translated(end)) != null) isWhole = false; // the value ends within the sentence
       if (!kind && !COUNT.test(value)) {
         const known = value.includes(" ") ? texts.get(value) : null; // such as an error of the system
         isWhole &&= isLoose || isOpen || known != null || !isProse(value);

@@ -8,8 +8,8 @@ from itertools import chain
 
 VALUE = re.compile(r"\{\w+[!?]?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 COUNTED = re.compile(
-    r"^ (byte|image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group|crop"
-    r"|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b"
+    r"^ (byte|image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group"
+    r"|crop|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b"
 )
 NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
 VALUES = "((?:(?![.!?] [A-Z]).)+?)"
