@@ -35,7 +35,8 @@ HEAD = f"""
   <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for {listed(FAMILY_TITLES.values())}</p>
   <div id="gpus" hidden></div>
   <button id="search-settings" type="button" title="All settings, by any of their names: / or Ctrl+K"
-    aria-keyshortcuts="/ Control+K"><span>Search <span class="more">settings</span></span><kbd>/</kbd></button>
+    aria-keyshortcuts="/ Control+K"><span class="wide">Search settings</span><span class="narrow">Search</span>
+    <kbd>/</kbd></button>
   <button id="language-switch" type="button" title="Language" translate="no">
     <span lang="zh-CN">中文</span><span lang="en">English</span>
   </button>

@@ -132,5 +132,5 @@ def _named(path: Path) -> bool:
 
 
 def _without_path(text: str, root: Path, upper: bool = True) -> str:
-    text = text.replace(f" in {str(root)!r}", "")  # the path is right above
+    text = text.replace(repr(str(root)), "this folder")  # the path is right above
     return text[:1].upper() + text[1:] if upper else text

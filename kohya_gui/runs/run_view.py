@@ -87,7 +87,7 @@ def sections(
 def head(run_state: RunState, row: RunRow) -> str:
     where = f"step {run_state.step} of {run_state.max_steps}" if run_state.max_steps else ""
     if run_state.epochs and run_state.epoch:
-        where += f" · epoch {run_state.epoch} of {run_state.epochs}"
+        where = f"{where} · " + f"epoch {run_state.epoch} of {run_state.epochs}"
     note = f'<p class="run-note">{escape(row.note)}</p>' if row.note else ""
     if row.state == "queued" and row.place:
         where = "next in the queue" if row.place == 1 else f"position {row.place} in the queue"

@@ -23,15 +23,15 @@ var Language = (() => {
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_PARTS = 20; // sentences, or parts of a list
-  const KEYED = /^([\w./-]+): (.+)$/s;
+  const KEYED = new RegExp(`^([\\w./-]+|${ELEMENT}): (.+)$`, "s");
   const WORD = /[A-Za-z]{2,}/g;
   const LIST = /^((?:'[^']*'|\S+)(?:, (?:'[^']*'|\S+))*) (and|or) ('[^']*'|\S+)$/;
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
   const PROSE = /(?:^|\s)[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}/; // words, not names or keys
-  const WORDS = new RegExp(`^(?!s$)[a-z]+(?=[\\s),;:.]|$)|${PROSE.source}`);
+  const WORDS = new RegExp(`^(?!s$)[a-z]+(?=[\\s),;:.]|$)| (?:for|from|in|of|with) |${PROSE.source}`);
   const OPEN = /(?:['"(]|: )$/; // before a value that may be prose: a prompt, or the words of another program
   const MAYBE = VALUES.replace("+?", "*?");
-  const KEY = `(${ELEMENT}|\\*[^*]+\\*|\`[^\`]+\`|[\\w.-]+)`; // in a text with elements, in one that becomes some, or plain
+  const KEY = `(${ELEMENT}|\\*[^*]+\\*|\`[^\`]+\`|[\\w.-]*_[\\w.-]*)`; // in a text with elements, in one that becomes some, or plain
   const LEAD = new RegExp(`^(?:\\s*${ELEMENT}[,:.]?\\s*)+`);
   const TAIL = new RegExp(`(?:\\s*${ELEMENT}\\s*)+$`);
   const QUANTITY = /[\d.,]+ (?:[KMGTk]?i?B|m?s|min|h(?: \d+ min)?|W|%)/;
@@ -82,12 +82,16 @@ var Language = (() => {
     const inner = part.replace(COUNTED, "");
     return [...inner.matchAll(WORD)].filter(({ index, 0: word }) => (index || !i) && (index + word.length < inner.length || i === length - 1)).map(([word]) => word);
   };
+  /** A message is also known without the key of its option, which the page shows as a link to the field. */
   const learn = (catalogue) => {
     const found = [];
     const uses = new Map();
     for (const [english, chinese] of Object.entries(catalogue)) {
-      if (english.search(VALUE) < 0) texts.set(english, chinese);
-      else found.push(pattern(english, chinese));
+      const [, key, words] = /^([a-z\d_]+): (.+)$/s.exec(english) ?? [];
+      const isKeyed = words && !catalogue[words] && chinese.startsWith(`${key}：`);
+      for (const [from, to] of [[english, chinese], ...(isKeyed ? [[words, chinese.slice(key.length + 1)]] : [])])
+        if (from.search(VALUE) < 0) texts.set(from, to);
+        else found.push(pattern(from, to));
     }
     for (const { own } of found) for (const word of own) uses.set(word, (uses.get(word) ?? 0) + 1);
     for (const each of found) {
@@ -102,29 +106,27 @@ var Language = (() => {
   const left = (value) =>
     value
       .replace(/ and ([\d,]+) more$/, " 等，另有 $1 项")
+      .replace(/ \(at line ([\d,]+), column ([\d,]+)\)/, "（第 $1 行，第 $2 列）")
       .replace(/,? \(?line ([\d,]+)\)?/, "，第 $1 行")
       .replace(LIST, (_, names, word, last) => `${names} ${word === "and" ? "和" : "或"} ${last}`);
   const isProse = (value) => PROSE.test(value.replace(/'[^']*'/g, ""));
-  let isLoose = false; // whether a value may be prose anywhere
   /** The Chinese of a pattern with its values; null if one of them is a text that the catalogue does not have. */
   const filled = ({ names, chinese, open }, values) => {
     const unused = names.map((name, i) => ({ name, value: values[i], isOpen: open[i] }));
     let isWhole = true;
-    const text = chinese.replace(VALUE, (name) => {
-      const [, number, kind] = /^\{(\w+)([!?])\}$/.exec(name) ?? [];
-      const at = unused.findIndex((each) => each.name === (kind ? `{${number}}` : name));
-      if (at < 0) return name;
-      const [{ value, isOpen }] = unused.splice(at, 1);
-      const [end, words] = kind === "!" ? [] : (/; (.+)$/s.exec(value) ?? []);
-      if (end && (translated(words) ?? translated(end)) != null) isWhole = false; // the value ends within the sentence
-      if (!kind && !COUNT.test(value)) {
-        const known = value.includes(" ") ? texts.get(value) : null; // such as an error of the system
-        isWhole &&= isLoose || isOpen || known != null || !isProse(value);
-        return known ?? left(value);
-      }
-      const inner = translated(value.trim()) ?? translated(capitalised(value.trim()));
-      isWhole &&= inner != null || kind === "?" || (isLoose ? !isProse(value) : !WORDS.test(value));
-      return inner ?? left(value);
+    const text = chinese.replace(VALUE, (name, number, kind, at, template) => {
+      const place = unused.findIndex((each) => each.name === (kind ? `{${number}}` : name));
+      if (place < 0) return name;
+      const [{ value, isOpen }] = unused.splice(place, 1);
+      const noun = value.trim().replace(/^an? (?=[A-Z])/, "");
+      const isText = kind || COUNT.test(value);
+      const inner = isText ? (translated(value.trim()) ?? texts.get(capitalised(noun)) ?? translated(noun)) : texts.get(value.includes(" ") ? value : "");
+      if (kind !== "!" && inner == null && /; [a-z]+ /.test(value)) isWhole = false; // the value ends before it
+      if (value.includes(" · ") || (!kind && value === values[0] && KEYED.test(value))) isWhole = false;
+      if (isText) isWhole &&= inner != null || kind === "?" || !WORDS.test(noun);
+      else isWhole &&= isOpen || inner != null || !isProse(value);
+      const shown = inner ?? left(isText ? noun : value);
+      return isText && /\p{Script=Han}$/u.test(template.slice(0, at)) && /^[A-Za-z\d]/.test(shown) ? ` ${shown}` : shown;
     });
     return isWhole ? text : null;
   };
@@ -194,28 +196,23 @@ var Language = (() => {
     const chinese = words && translated(words);
     return chinese ? `${chinese}${more}` : null;
   };
-  const answers = [new Map(), new Map()]; // what was looked up before, and loosely
+  /** A message about a file whose path is right above. */
+  const about = (english) => (/^This (?:is|has|contains|cannot) /.test(english) ? translated(english.replace(/^This/, "'x'"))?.replace("“x”", "此文件") : null);
+  const answers = new Map(); // what was looked up before
   const MOST = 20_000;
   const translated = (english) => {
     if (!/[A-Za-z]/.test(english)) return null;
-    const before = answers[Number(isLoose)];
-    if (before.has(english)) return before.get(english);
+    if (answers.has(english)) return answers.get(english);
     const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
-    const chinese = ended(english) ?? keyed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? (small === english ? null : ended(small));
-    if (before.size > MOST) before.clear();
-    before.set(english, chinese);
+    const chinese = ended(english) ?? keyed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? about(english) ?? (small === english ? null : ended(small));
+    if (answers.size > MOST) answers.clear();
+    answers.set(english, chinese);
     return chinese;
   };
   /** The Chinese of a text, with the spaces around it; the text itself if the catalogue does not have it. */
   const text = (english) => {
-    const [, before, words, after] = /^(\s*)(.*?)(\s*)$/s.exec(english);
-    const plain = words.replace(/\s+/g, " ");
-    let chinese = translated(plain);
-    if (chinese == null) {
-      isLoose = true;
-      chinese = translated(plain);
-      isLoose = false;
-    }
+    const [, before, words, after] = /^(\s*)(.*?)((?:\s*·)?\s*)$/s.exec(english);
+    const chinese = translated(words.replace(/\s+/g, " "));
     return chinese == null ? english : `${before}${chinese}${after}`;
   };
 

@@ -175,8 +175,9 @@ class _Opener:
         if first and (variant := first.other_variant(shapes_of(source.empty.state_dict()))):
             option = self.component.option
             suitable = self.card.files.base_file if option == MODEL else self.component.title
-            advice = f"which cannot be used here; choose {suitable}"
-            raise ValueError(f"{option}: '{source.path}' is {with_article(variant)}, {advice}")
+            raise ValueError(
+                f"{option}: '{source.path}' is {with_article(variant)}, which cannot be used here; choose {suitable}"
+            )
 
     def _open_folder(self, folder: Path, option: str) -> WeightSource:
         if self.layout.library:
@@ -196,8 +197,10 @@ class _Opener:
             if family and not self.card.trains(family):
                 raise ValueError(f"{option}: '{path}' is not {self.card.files.base_model} but {self._what_else(empty)}")
             if variant and not family:
-                advice = f"which cannot be trained here; choose {self.card.files.base_file}"
-                raise ValueError(f"{option}: '{path}' is {with_article(variant)}, {advice}")
+                suitable = self.card.files.base_file
+                raise ValueError(
+                    f"{option}: '{path}' is {with_article(variant)}, which cannot be trained here; choose {suitable}"
+                )
 
         contents = tuple((key, tensor.shape, tensor.dtype) for key, tensor in _below(prefix, empty).items())
 

@@ -50,9 +50,10 @@ class CaptionFiles:
         if self.other:
             return f'{lacking}; found files that end in {self.other}: set caption_extension = "{self.other}"'
         verb = "gets" if len(self.missing) == 1 else "get"
-        instead = f"{verb} the caption {class_tokens!r}" if class_tokens else "no caption"
         names = f": {some([path.name for path in self.missing])}" if self.found else ""
-        return f"{lacking} and {instead}{names}"
+        if not class_tokens:
+            return f"{lacking} and no caption{names}"
+        return f"{lacking} and {verb} the caption {class_tokens!r}{names}"
 
     def orphan_problem(self) -> str | None:
         """Describe the caption files without an image in one sentence; None if there are none."""

@@ -53,7 +53,8 @@ def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> 
         return
     if empty:
         names = some([folder.path.name for folder in found.folders])
-        yield f"{option}: no {IMAGES}{CLIPS * clips} in {names}; add some or choose another folder"
+        kinds = f"{IMAGES}{CLIPS}" if clips else IMAGES
+        yield f"{option}: no {kinds} in {names}; add some or choose another folder"
 
 
 def _reads_clips(valid: Settings) -> bool:

@@ -1,23 +1,38 @@
 """The page in Chinese, where the browser or the switch asks for it; and in English, where it costs nothing."""
 
 import dataclasses
+import errno
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kohya_gui.app import OTHER_TABS
 from kohya_gui.languages.catalogues import catalogue
+from sd_scripts.families.common.loading import require_matching_shapes
+from sd_scripts.families.common.placing import swap_problems
+from sd_scripts.formats.disk import NotWritten
+from sd_scripts.library.compile_utils import inductor_option_problems
+from sd_scripts.library.optim.key_values import class_by_path
 from sd_scripts.machine.nvidia import Gpu
+from sd_scripts.networks.adapters.oft import Boft
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.planning.run_plan import BreakEven, plan_run
 from sd_scripts.planning.text import headline, notes, rows
+from sd_scripts.settings import preflight
 from sd_scripts.settings.catalog import FAMILY_TITLES
 from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.reading import from_values
 from sd_scripts.tools.captioning.job import Result
+from sd_scripts.training.process.error_hints import SAVED_BEFORE
+from sd_scripts.training.saving.train_state import read_saved
 from tests.browser.page_help import SLOW, Gui, expect, settled
 from tests.support.data import make_folder
 from tests.support.languages import page_texts
@@ -130,6 +145,54 @@ def test_every_line_of_a_plan_and_of_the_result_of_a_job_is_translated(chinese: 
     words = re.compile(r"(?<![\w_.'-])[a-z]{4,}(?![\w_./-])(?! = )")
     english = {text: found for text, words_of in shown.items() if (found := set(words.findall(words_of)) - UNITS)}
     assert english == {}
+
+
+def failures(folder: Path) -> Iterator[str]:
+    """Yield messages of loading, networks, settings, resuming and the disk, as the code composes them."""
+    flux, other = folder / "flux.safetensors", folder / "other.safetensors"
+    save_file({"double_blocks.0.img_attn.qkv.weight": torch.zeros(2, 2)}, flux)
+    other.write_bytes(flux.read_bytes()[:-3])
+    settings = {"pretrained_model_name_or_path": str(other), "network_weights": str(flux), "output_dir": "/proc/none"}
+    for values in ({}, settings, {"train_data_dir": "/none", "optimizer_type": "torch.optim.AdamX", "resume": "/none"}):
+        yield from map(str, preflight.problems(from_values(FLUX_LORA, values)))
+        yield from preflight.notes(preflight.remarks(from_values(FLUX_LORA, values)))
+    expected = {"a": torch.zeros(2, 2)}
+    for shapes in ({}, {"a": torch.Size((2, 2)), "b": torch.Size((1,))}, {"a": torch.Size((2, 3))}):
+        yield from refused(partial(require_matching_shapes, shapes, expected, "vae", flux, "VAE"))
+    yield from refused(lambda: Boft.shape("lora_unet_x", 48, 2, None))
+    yield from refused(lambda: read_saved(str(folder)))
+    yield from refused(lambda: class_by_path("optimizer_type", "torch.optim.AdamX"))
+    yield from swap_problems(MemoryOptions(blocks_to_swap=9), 3, "a model with 5 blocks")
+    yield from inductor_option_problems(["max_autotun=true"])
+    written = NotWritten(flux, OSError(errno.EIO, os.strerror(errno.EIO)))
+    yield f"output_dir: {written}. The run continues; {SAVED_BEFORE}, and the next save tries again"
+
+
+def refused(call: Callable[[], object]) -> Iterator[str]:
+    """Yield the message with which a call refuses; it is a mistake of the test if it does not."""
+    try:
+        call()
+        raise AssertionError(call)
+    except ValueError as error:
+        yield str(error)
+
+
+def test_every_composed_message_of_a_run_is_translated(chinese: Any, tmp_path: Path) -> None:
+    """Words in quotes and in parentheses may be of someone else."""
+    texts = list(failures(tmp_path))
+    shown = dict(zip(texts, chinese.evaluate("(texts) => texts.map(Language.text)", texts), strict=True))
+    plain = {text: re.sub(r"'[^']*'|“[^”]*”|\([^)]*\)", "", words) for text, words in shown.items()}
+    english = [text for text, words in plain.items() if re.search("[a-z]{2,} [a-z]{2,} [a-z]{2,}", words)]
+    assert {text: shown[text] for text in english} == {}
+    assert [text for text, words in shown.items() if not re.search(r"[\u4e00-\u9fff]", words)] == []
+
+
+def test_a_value_stays_and_a_sentence_is_no_value(chinese: Any) -> None:
+    english = "vae: '/x is not y.safetensors' is a FLUX.1 autoencoder, not a base model for SDXL; set it in vae"
+    words = "vae：“/x is not y.safetensors”是 FLUX.1 自编码器，不是 SDXL 的底模；请填在 vae 中"
+    unknown = "the weather of today is not nice"
+    shown = chinese.evaluate("(texts) => texts.map(Language.text)", [english, unknown])
+    assert shown == [words, unknown]
 
 
 def test_a_long_text_of_someone_else_is_left_and_holds_nothing_up(chinese: Any) -> None:

@@ -66,7 +66,7 @@ OTHERS = (
     ),
     *("image file is truncated", "image file is truncated ({1} bytes not processed)", "Truncated File Read"),
     *("cannot identify image file {1}", "broken data stream when reading image file"),
-    "unrecognized data stream contents when reading image file",
+    *("unrecognized data stream contents when reading image file", "could not create decoder object"),
 )
 """Common errors of the system and of the library that reads images, which messages quote."""
 TERMINAL = (

@@ -15,10 +15,10 @@ NAME = re.compile(r"[^a-z]+|[A-Za-z]*[A-Z\d][\w.-]*")
 VALUES = "((?:(?![.!?] [A-Z]).)+?)"
 FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"
 MAYBE = VALUES.replace("+?", "*?")
-KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]+)"
+KEY = r"(`[^`]+`|\*[^*]+\*|[\w.-]*_[\w.-]*)"
 WORD = re.compile("[A-Za-z]{2,}")
 PROSE = re.compile(r"(?:^|\s)[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}")
-WORDS = re.compile(rf"^(?!s$)[a-z]+(?=[\s),;:.]|$)|{PROSE.pattern}")
+WORDS = re.compile(rf"^(?!s$)[a-z]+(?=[\s),;:.]|$)| (?:for|from|in|of|with) |{PROSE.pattern}")
 OPEN = re.compile(r"""(?:['"(]|: )$""")
 SENTENCES = re.compile(r"(?<=[.!?]) (?=\S)|\n")
 
@@ -79,7 +79,7 @@ class Translating:
 
     def _list(self, text: str) -> bool:
         if " · " in text:
-            return any(self.knows(part) for part in text.split(" · "))
+            return all(self.knows(part) or not re.search("[a-z]{3}", part) for part in text.split(" · "))
         parts = next((text.split(mark) for mark in ("; ", ", ") if mark in text), ())
         return bool(parts) and all(self.knows(part) or NAME.fullmatch(part) for part in parts)
 
