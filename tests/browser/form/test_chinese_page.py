@@ -187,7 +187,7 @@ def test_every_composed_message_of_a_run_is_translated(chinese: Any, tmp_path: P
     assert [text for text, words in shown.items() if not re.search(r"[\u4e00-\u9fff]", words)] == []
 
 
-def test_a_value_stays_and_a_sentence_is_no_value(chinese: Any) -> None:
+def test_a_value_stays_and_is_never_a_sentence(chinese: Any) -> None:
     english = "vae: '/x is not y.safetensors' is a FLUX.1 autoencoder, not a base model for SDXL; set it in vae"
     words = "vae：“/x is not y.safetensors”是 FLUX.1 自编码器，不是 SDXL 的底模；请填在 vae 中"
     unknown = "the weather of today is not nice"
