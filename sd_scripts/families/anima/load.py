@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 
 from sd_scripts.families.anima import lora
 from sd_scripts.families.anima.adapter import PREFIX, AdapterParams, LLMAdapter
@@ -19,6 +18,7 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components, Kee
 from sd_scripts.families.common.encoders.causal_vae import vae_config, vae_from_single_file
 from sd_scripts.families.common.encoders.qwen3 import LANGUAGE_LINEAR, QWEN3, config_of, language_layers, qwen3
 from sd_scripts.families.common.layouts import Layout
+from sd_scripts.families.common.loading import empty_weights
 from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
@@ -69,7 +69,7 @@ def _join_adapter(components: Components) -> None:
         return own | {f"{PREFIX}{name}": tensor for name, tensor in adapter.read(dtype, None).items()}
 
     def make() -> AnimaTransformer:
-        with init_empty_weights():
+        with empty_weights():
             return AnimaTransformer(params)
 
     components.sources[DENOISER] = replace(transformer, empty=make(), make=make, read=read)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,7 +115,7 @@ def make_empty(make: Callable[[], Made], option: str, path: Path, prefix: str) -
     sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries. A missing
     key is named with `prefix`."""
     try:
-        with init_empty_weights(), _undrawn():
+        with empty_weights():
             return make()
     except KeyError as error:
         raise ValueError(f"{option}: '{path}' is incomplete; missing: '{prefix}{error.args[0]}'") from None
@@ -128,16 +129,21 @@ DRAWN = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.GroupNorm, nn.Laye
 
 
 @contextmanager
-def _undrawn() -> Iterator[None]:
-    """Draw no initial values of plain layers: for tensors without storage it takes a second."""
-    before = {kind: kind.reset_parameters for kind in DRAWN}
+def empty_weights() -> Iterator[None]:
+    """Put the weights of new modules on the meta device, and draw no initial values: for tensors without storage that
+    takes a second."""
+    drawing = [(kind, "reset_parameters") for kind in DRAWN]
+    if models := sys.modules.get("transformers.modeling_utils"):
+        drawing.append((models.PreTrainedModel, "initialize_weights"))
+    before = [getattr(kind, method) for kind, method in drawing]
     try:
-        for kind in DRAWN:
-            kind.reset_parameters = lambda self: None  # type: ignore[method-assign]
-        yield
+        for kind, method in drawing:
+            setattr(kind, method, lambda self: None)
+        with init_empty_weights():
+            yield
     finally:
-        for kind, draw in before.items():
-            kind.reset_parameters = draw  # type: ignore[method-assign]
+        for (kind, method), draw in zip(drawing, before, strict=True):
+            setattr(kind, method, draw)
 
 
 def shapes_of(state: State) -> dict[str, tuple[int, ...]]:
@@ -161,7 +167,7 @@ def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> W
         )
 
     def make() -> nn.Module:
-        with init_empty_weights(), _undrawn():
+        with empty_weights():
             return library.from_config(config) if diffusers else library(config)
 
     with _in_one_sentence(option, place):
