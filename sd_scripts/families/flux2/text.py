@@ -19,16 +19,24 @@ PREFIX, SUFFIX = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<thin
 STATES = "qwen3"
 
 
+def text_length(components: Components) -> int:
+    """Return the number of tokens T that every caption is padded or truncated to: 512, or the tokenizer's maximum if
+    that is less."""
+    (tokenizer,) = components.tokenizers
+    return min(LONGEST, int(tokenizer.model_max_length))
+
+
 def tokenize(components: Components, captions: Sequence[Caption], options: TextOptions) -> Tokens:
-    """Return ids and mask (B, 512), int64. Longer captions are truncated."""
+    """Return ids and mask (B, T), int64. Longer captions are truncated."""
     (tokenizer,) = components.tokenizers
     texts = [f"{PREFIX}{caption.text}{SUFFIX}" for caption in captions]
-    tokens = tokenizer(texts, padding="max_length", max_length=LONGEST, truncation=True, return_tensors="pt")
+    length = text_length(components)
+    tokens = tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
     return {0: {"ids": tokens.input_ids, "mask": tokens.attention_mask}}
 
 
 def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
-    """Return qwen3 (B, 512, 3C) in the encoder's dtype; differentiable. The transformer reads the states of the padding
+    """Return qwen3 (B, T, 3C) in the encoder's dtype; differentiable. The transformer reads the states of the padding
     too, which see the caption alone."""
     if 0 not in tokens:
         return {}
@@ -47,15 +55,17 @@ def text_limit(components: Components, options: TextOptions) -> TextLimit:
             len(ids) for ids in tokenizer([f"{PREFIX}{each}{SUFFIX}" for each in captions], verbose=False).input_ids
         ]
 
-    return TextLimit(tokens=LONGEST, count=count, short=LONGEST - len(PREFIX) - len(SUFFIX))
+    longest = text_length(components)
+    return TextLimit(tokens=longest, count=count, short=longest - len(PREFIX) - len(SUFFIX))
 
 
 def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:
     """Return everything besides the encoder that changes the outputs."""
-    return (LONGEST, components.extras["layers"])
+    return (text_length(components), components.extras["layers"])
 
 
 def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a cache file of unknown origin is as long and wide as the transformer's input."""
     transformer: Any = components.denoiser
-    return STATES in tensors and tuple(tensors[STATES].shape[-2:]) == (LONGEST, transformer.params.text_width)
+    expected = (text_length(components), transformer.params.text_width)
+    return STATES in tensors and tuple(tensors[STATES].shape[-2:]) == expected

@@ -5,6 +5,7 @@ attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that 
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.card.timesteps import qwen_shift
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
+from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
@@ -50,7 +52,6 @@ VISION: dict[str, Any] = {
     "out_hidden_size": TEXT_WIDTH,
     "fullatt_block_indexes": [0],
 }
-TEMPLATE_WORDS = ("system", "user", "assistant")
 
 
 def write_miniature(folder: Path) -> Miniature:
@@ -65,9 +66,10 @@ write_narrow = write_miniature
 
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
-    """Make a byte-level tokenizer like Qwen's that merges the letters of each caption word one by one."""
+    """Make a byte-level tokenizer like Qwen's that merges the letters of each word of captions and of the text around
+    them one by one."""
     merges: dict[tuple[str, str], None] = {}
-    for word in (*caption_words(), *TEMPLATE_WORDS):
+    for word in (*caption_words(), *sorted(set(re.findall(r"[a-zA-Z]+", PREFIX + SUFFIX)))):
         for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
             merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
     return make_qwen_tokenizer(list(merges))

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from benchmarks.pipelines.flux2 import make_pipeline
 from sd_scripts.families.flux2.family import FLUX2
+from sd_scripts.families.flux2.text import text_length
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.command_line import given_flags
 from sd_scripts.settings.reading import from_values
@@ -49,6 +50,7 @@ def test_diffusers_generates_the_image_of_the_run(sampled: Run, flux2_miniature:
 
     def theirs() -> Any:
         options = {"guidance_scale": 4.0, "width": 64, "height": 80, "num_inference_steps": 3, "output_type": "np"}
+        options["max_sequence_length"] = text_length(components)
         return pipeline(None, "a red circle", generator=torch.Generator().manual_seed(7), **options).images[0]
 
     before = theirs()

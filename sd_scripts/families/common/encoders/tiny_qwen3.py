@@ -9,7 +9,11 @@ from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
 from sd_scripts.testing.miniature import caption_words
 
 WIDTH = 32
-TEMPLATE_WORDS = ("user", "assistant")
+TEMPLATE_WORDS = (
+    *("system", "Describe", "the", "image", "by", "detailing", "color", "shape", "size", "texture", "quantity", "text"),
+    *("spatial", "relationships", "of", "objects", "and", "background", "user", "assistant"),
+)
+"""Of the texts around captions, which would be hundreds of letters otherwise."""
 
 
 def qwen3_tokenizer() -> Qwen2Tokenizer:
