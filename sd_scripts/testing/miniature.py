@@ -148,13 +148,14 @@ def calibrate(vae: Any) -> Tensor:
     scale = vae.config.scaling_factor
     moments = vae.encode(pixels).latent_dist.parameters  # (12, 2C, h, w)
     gain = 1 / (scale * moments.std((0, 2, 3)))
-    set_moments(vae.quant_conv or vae.encoder.conv_out, moments, gain, shift)
-    return (vae.encode(pixels).latent_dist.mode() - shift) * scale
+    latents = set_moments(vae.quant_conv or vae.encoder.conv_out, moments, gain, shift)
+    return (latents - shift) * scale
 
 
-def set_moments(conv: Any, moments: Tensor, gain: Tensor, mean: Tensor | float) -> None:
-    """Give latents this mean, (C,) or one for all, and a narrow distribution: `conv` is the last layer of an encoder,
-    `moments` (B, 2C, ...) its output for images, and `gain` (2C,) multiplies the first half of them."""
+def set_moments(conv: Any, moments: Tensor, gain: Tensor, mean: Tensor | float) -> Tensor:
+    """Give latents this mean, (C,) or one for all, and a narrow distribution; return those of the images, (B, C, ...).
+    `conv` is the last layer of an encoder, `moments` (B, 2C, ...) its output for images, and `gain` (2C,) multiplies
+    the first half of them."""
     channels = len(gain) // 2
     middle = moments.mean((0, *range(2, moments.ndim)))
     offset = torch.empty_like(gain)
@@ -163,6 +164,9 @@ def set_moments(conv: Any, moments: Tensor, gain: Tensor, mean: Tensor | float) 
     gain[channels:] = 1e-3
     conv.weight.mul_(gain.view(-1, *[1] * (conv.weight.ndim - 1)))
     conv.bias.copy_((conv.bias - middle) * gain + offset)
+    of_channels = (-1, *[1] * (moments.ndim - 2))
+    latents = (moments - middle.view(of_channels)) * gain.view(of_channels) + offset.view(of_channels)
+    return latents[:, :channels]
 
 
 def images() -> Tensor:

@@ -118,9 +118,8 @@ def calibrate_clips(vae: Any) -> Tensor:
     pixels = images()[:, :, None]
     moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
     gain = 1 / (vae.config.scaling_factor * moments.std((0, 2, 3, 4)))
-    set_moments(vae.quant_conv, moments, gain, 0.0)
-    latents: Tensor = vae.encode(pixels).latent_dist.mode().squeeze(2)
-    return latents * vae.config.scaling_factor
+    latents = set_moments(vae.quant_conv, moments, gain, 0.0).squeeze(2)
+    return latents * float(vae.config.scaling_factor)
 
 
 def _fit(transformer: HunyuanVideoTransformer, latents: Tensor, generator: torch.Generator) -> None:

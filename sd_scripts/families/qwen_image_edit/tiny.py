@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+from sd_scripts.families.qwen_image import card as qwen_image
 from sd_scripts.families.qwen_image import tiny
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image_edit.card import CARD
 from sd_scripts.families.qwen_image_edit.load import HEAD_WIDTH, WHOLE_IMAGE
-from sd_scripts.library.files.safetensors_io import save_model
-from sd_scripts.testing.miniature import Miniature, randomize, with_controls
+from sd_scripts.testing import miniature
+from sd_scripts.testing.miniature import Miniature, randomize, states_of, with_controls
 
 VISION = {
     **tiny.VISION,
@@ -38,10 +39,11 @@ def tiny_encoder(encoder: Qwen2_5_VLForConditionalGeneration) -> Qwen2_5_VLForCo
 
 def write_miniature(folder: Path) -> Miniature:
     """Create the model's files, the tokenizer next to them, captioned images, and their control images."""
-    miniature = tiny.write_miniature(folder)
-    encoder = tiny_encoder(tiny.tiny_modules(len(tiny.qwen_tokenizer()))[TEXT_ENCODER])  # type: ignore[arg-type]
-    save_model(miniature.files["text_encoder"], encoder.state_dict(), {})
-    return with_controls(miniature, CARD.name, folder)
+    tokenizer = tiny.qwen_tokenizer()
+    modules = tiny.tiny_modules(len(tokenizer))
+    modules[TEXT_ENCODER] = tiny_encoder(modules[TEXT_ENCODER])  # type: ignore[arg-type]
+    made = miniature.write_miniature(qwen_image.CARD, folder, (tokenizer,), states_of(modules))
+    return with_controls(made, CARD.name, folder)
 
 
 write_narrow = write_miniature

@@ -129,8 +129,7 @@ def _calibrate(vae: Any) -> Tensor:
     moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
     gain = 1 / moments.std((0, 2, 3, 4))
     gain[: std.numel()] *= std.flatten()
-    set_moments(vae.quant_conv, moments, gain, mean.flatten())
-    return (vae.encode(pixels).latent_dist.mode() - mean) / std
+    return (set_moments(vae.quant_conv, moments, gain, mean.flatten()) - mean) / std
 
 
 def _fit(transformer: WanTransformer, latents: Tensor, generator: torch.Generator) -> None:

@@ -24,6 +24,5 @@ def calibrate(vae: Any) -> Tensor:
     moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
     gain = 1 / moments.std((0, 2, 3, 4))
     gain[: len(std)] *= std
-    set_moments(vae.quant_conv, moments, gain, mean)
-    latents = vae.encode(pixels).latent_dist.mode().squeeze(2)
+    latents = set_moments(vae.quant_conv, moments, gain, mean).squeeze(2)
     return (latents - mean[:, None, None]) / std[:, None, None]
