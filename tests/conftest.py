@@ -4,16 +4,18 @@ import atexit
 import gc
 import logging
 import os
+import pickle
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import kohya_gui.server.lean_gradio  # noqa: F401  # before a test imports Gradio
 from tests.support.miniatures import MINIATURES
@@ -119,9 +121,28 @@ def _miniature(family: str, name: str) -> Any:
         them. Do not write to it."""
         from sd_scripts.families.cards.registry import module_of
 
-        return module_of(family, "tiny").write_miniature(tmp_path_factory.mktemp(name))
+        return _written_once(name, module_of(family, "tiny").write_miniature, tmp_path_factory)
 
     return make
+
+
+def _written_once(name: str, write: Callable[[Path], Any], folders: pytest.TempPathFactory) -> Any:
+    """Let the first process of pytest-xdist write a miniature; return this process's copy."""
+    own = folders.mktemp(name)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return write(own)
+    common = folders.getbasetemp().parent / name
+    with FileLock(f"{common}.lock"):
+        if not common.exists():
+            made = write(own)
+            Path(f"{common}.pickle").write_bytes(pickle.dumps((made, own)))
+            shutil.copytree(own, f"{common}.part")
+            Path(f"{common}.part").rename(common)
+            return made
+    shutil.copytree(common, own, dirs_exist_ok=True)
+    made, place = pickle.loads(Path(f"{common}.pickle").read_bytes())
+    files = {option: own / path.relative_to(place) for option, path in made.files.items()}
+    return replace(made, files=files, data_dir=own / made.data_dir.relative_to(place))
 
 
 for family, name in MINIATURES.items():  # a fixture of each family's miniature, by the name that tests ask for
@@ -134,7 +155,8 @@ def any_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
     which trains twice as fast as SDXL. Do not write to it."""
     from sd_scripts.families.flux.tiny import SHAPE, write_miniature
 
-    return write_miniature(tmp_path_factory.mktemp("any_miniature"), replace(SHAPE, double_blocks=2, single_blocks=2))
+    shape = replace(SHAPE, double_blocks=2, single_blocks=2)
+    return _written_once("any_miniature", lambda folder: write_miniature(folder, shape), tmp_path_factory)
 
 
 @pytest.fixture(scope="session", params=["sdxl", "flux", "qwen_image"])
