@@ -11,6 +11,9 @@ from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.objective import predict
 from sd_scripts.library.diffusion.noise import TIMESTEPS
 
+ROUNDING = 1e-3
+"""Timesteps: a sigma of 0.96 is just below 960 in float32, and 960 in the official code's float64."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -95,7 +98,7 @@ class StepCounter:
 
         def counted(latents: Tensor, t: Tensor) -> Tensor:
             self.number += 1
-            return velocity(latents, (t.double() * TIMESTEPS).floor().float() / TIMESTEPS)
+            return velocity(latents, (t.double() * TIMESTEPS + ROUNDING).floor().float() / TIMESTEPS)
 
         return counted
 

@@ -151,7 +151,7 @@ def test_the_vae_encodes_and_decodes_clips_as_in_diffusers_whole_and_in_tiles(ve
     vae: Any = VAE_LAYOUTS[version].make(shapes_in(reference.state_dict()))
     vae.register_to_config(**config)
     vae.load_state_dict(reference.state_dict())
-    pixels = torch.rand(1, 3, 5, 64, 96) * 2 - 1
+    pixels = torch.rand(1, 3, 9, 64, 96) * 2 - 1  # three chunks: the first, the second and others differ
     encoded = reference.encode(pixels).latent_dist.mode()
     latents = encode_clip(vae, pixels)
     mean, std = statistics(reference, torch.device("cpu"))

@@ -54,9 +54,9 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
 
 @pytest.fixture(scope="module")
 def poses(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven frames, two fewer than a sample has."""
+    """Three frames, two fewer than a sample has."""
     path = tmp_path_factory.mktemp("poses") / "poses.mp4"
-    clips.write_clip(path, clips.draw(clips.captions()[0], (PROMPT.width, PROMPT.height), 7))
+    clips.write_clip(path, clips.draw(clips.captions()[0], (PROMPT.width, PROMPT.height), 3))
     return path
 
 
@@ -109,7 +109,7 @@ def test_a_sample_follows_its_control_clip_through_the_whole_denoising(
             components.load("image_encoder")
             image = see(components, first)
             components.free("image_encoder")
-        known = pad(encode_clip(components.vae, first), (0, 0, 0, 0, 0, 2)) * from_image
+        known = pad(encode_clip(components.vae, first), (0, 0, 0, 0, 0, 1)) * from_image
 
     def reading(hidden_states: torch.Tensor, **more: Any) -> Any:
         return forward(

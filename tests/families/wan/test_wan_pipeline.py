@@ -34,7 +34,7 @@ from sd_scripts.testing.miniature import Miniature
 from tests.support.data import make_image
 from tests.support.training import settings_for
 
-PROMPT = SamplePrompt(width=64, height=96, frames=9, steps=4, scale=4.0, seed=3)
+PROMPT = SamplePrompt(width=64, height=96, frames=5, steps=3, scale=4.0, seed=3)
 SCHEDULERS: dict[str, Any] = {
     "euler": FlowMatchEulerDiscreteScheduler(),
     "unipc": UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=1.0),
@@ -103,7 +103,7 @@ def frames_of(pipeline: Any, text: dict[str, torch.Tensor], solver: str, shift: 
     padded = torch.nn.functional.pad(text[STATES], (0, 0, 0, 505))
     scale = pipeline.vae.config.scale_factor_spatial
     channels = pipeline.vae.config.z_dim
-    shape = (1, channels, 3, PROMPT.height // scale, PROMPT.width // scale)
+    shape = (1, channels, PROMPT.frames // 4 + 1, PROMPT.height // scale, PROMPT.width // scale)
     made = pipeline(
         height=PROMPT.height,
         width=PROMPT.width,
