@@ -10,11 +10,11 @@ from benchmarks.full_size.common.weights import random_weights, unknown
 from benchmarks.full_size.hunyuan_video import OPTIONS as OPTIONS
 from benchmarks.full_size.hunyuan_video import QUIET
 from benchmarks.full_size.hunyuan_video import ROWS as ROWS
+from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.framepack.card.memory_facts import IMAGE
 from sd_scripts.families.framepack.full_size import SIGLIP, modules
 from sd_scripts.families.framepack.load import IMAGE_ENCODER
-from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
 from sd_scripts.library.files.safetensors_io import save_model
 
 
@@ -24,7 +24,7 @@ def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Te
         unknown(1, 16, 1 + frames // 4, height // 8, width // 8),
         torch.zeros(1, dtype=torch.int64, device="meta"),
     )
-    text, pooled = unknown(1, TEXT, 4096), unknown(1, 768)
+    text, pooled = unknown(1, LLAMA_TOKENS, 4096), unknown(1, 768)
     image = unknown(1, IMAGE, SIGLIP["hidden_size"])
     predicted: Tensor = denoiser(latents, place, [(latents, place, 1)], text, pooled, image, unknown(1), unknown(1))
     return predicted

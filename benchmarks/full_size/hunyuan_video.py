@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from benchmarks.full_size.common.rows import options_of, video_rows
 from benchmarks.full_size.common.vocabulary import save_tokenizer
 from benchmarks.full_size.common.weights import random_weights, unknown
+from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.common.components import DENOISER
+from sd_scripts.families.common.encoders.llama import LLM_NAME, SKIPPED_LAYERS
+from sd_scripts.families.common.encoders.tiny_llama import llama_tokenizer
 from sd_scripts.families.hunyuan_video.card import CARD
-from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
 from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED
 from sd_scripts.families.hunyuan_video.full_size import LAYERS, modules
-from sd_scripts.families.hunyuan_video.keys import SKIPPED_LAYERS
-from sd_scripts.families.hunyuan_video.load import LLM
-from sd_scripts.families.hunyuan_video.tiny import llama_tokenizer
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.library.text.tokenizers import LLAMA
 
@@ -31,7 +30,7 @@ ROWS = video_rows(34)
 def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
     """Call the transformer on the meta device for one image or clip of this size in pixels."""
     latents = unknown(1, 16, 1 + frames // 4, height // 8, width // 8)
-    predicted: Tensor = denoiser(latents, unknown(1, TEXT, 4096), unknown(1, 768), unknown(1), unknown(1))
+    predicted: Tensor = denoiser(latents, unknown(1, LLAMA_TOKENS, 4096), unknown(1, 768), unknown(1), unknown(1))
     return predicted
 
 
@@ -44,7 +43,7 @@ def write_files(folder: Path) -> dict[str, Path]:
         if component.name == DENOISER:
             for key in weights:
                 weights[key] *= QUIET if "mod" in key or key.startswith("final_layer.ada") else 1.0
-        if component.name == LLM:
+        if component.name == LLM_NAME:
             unread = range(LAYERS - SKIPPED_LAYERS, LAYERS)
             weights |= {f"layers.{number}.mlp.gate_proj.weight": torch.zeros(1, 1) for number in unread}
         files[component.option] = folder / f"{component.option}.safetensors"

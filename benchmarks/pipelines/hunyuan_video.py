@@ -10,8 +10,8 @@ from diffusers import (
     HunyuanVideoTransformer3DModel,
 )
 
+from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.common.components import Components
-from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
 from sd_scripts.families.hunyuan_video.model import HunyuanParams
 from sd_scripts.library.diffusion.dit_layers import rope_widths
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -67,9 +67,9 @@ def text_arguments(components: Components, prompt: SamplePrompt, settings: Setti
     params = params.params
     return {
         "guidance_scale": prompt.guidance,
-        "prompt_embeds": torch.randn(1, TEXT, params.text_width),
+        "prompt_embeds": torch.randn(1, LLAMA_TOKENS, params.text_width),
         "pooled_prompt_embeds": torch.randn(1, params.pooled_width),
-        "prompt_attention_mask": torch.ones(1, TEXT, dtype=torch.int64),
+        "prompt_attention_mask": torch.ones(1, LLAMA_TOKENS, dtype=torch.int64),
     }
 
 
@@ -79,8 +79,8 @@ def step_arguments(transformer: Any, width: int, height: int, frames: int) -> di
     return {
         "hidden_states": torch.randn(1, config.in_channels, 1 + frames // 4, height // 8, width // 8),
         "timestep": torch.tensor([500.0]),
-        "encoder_hidden_states": torch.randn(1, TEXT, config.text_embed_dim),
-        "encoder_attention_mask": torch.ones(1, TEXT, dtype=torch.int64),
+        "encoder_hidden_states": torch.randn(1, LLAMA_TOKENS, config.text_embed_dim),
+        "encoder_attention_mask": torch.ones(1, LLAMA_TOKENS, dtype=torch.int64),
         "pooled_projections": torch.randn(1, config.pooled_projection_dim),
         "guidance": torch.tensor([GUIDANCE]),
     }

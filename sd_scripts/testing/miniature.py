@@ -97,6 +97,15 @@ def caption_words() -> list[str]:
     return sorted({word for caption in demo_images.captions() for word in caption.split()})
 
 
+def letter_merges(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the merges of a byte-level tokenizer that merges the letters of each word one by one."""
+    merges: dict[tuple[str, str], None] = {}
+    for word in words:
+        for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
+            merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
+    return list(merges)
+
+
 def clip_tokenizer(words: Sequence[str] | None = None) -> CLIPTokenizer:
     """Make a CLIP tokenizer that merges the letters of each word one by one. `words`: those of the captions."""
     merges: dict[tuple[str, str], None] = {}

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from sd_scripts.families.common.autoencoder import IMAGE_TILING, Tile, Tiling, vae_decode, vae_encode
 from sd_scripts.families.common.encoders.causal_vae import TILING as CAUSAL_TILING
+from sd_scripts.families.common.encoders.hunyuan_vae import TILING as HUNYUAN_TILING
 from sd_scripts.families.hunyuan_video import full_size as hunyuan_video
-from sd_scripts.families.hunyuan_video.vae import TILING as HUNYUAN_TILING
 from sd_scripts.families.sdxl import full_size as sdxl
 from sd_scripts.families.wan import full_size as wan
 from sd_scripts.families.wan_5b import full_size as wan_5b

@@ -17,9 +17,9 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.epochs import BatchShape
 from sd_scripts.families.cards.family_card import DENOISER
 from sd_scripts.families.cards.registry import card_of, cards, module_of
+from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.quantizing import can_be_quantized
-from sd_scripts.families.flux.card.memory_facts import swap_counts
 from sd_scripts.families.flux.load import BLOCK_LISTS
 from sd_scripts.families.sdxl.card import memory_facts
 from sd_scripts.families.sdxl.memory import swappable_blocks

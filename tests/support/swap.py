@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.flux.card.memory_facts import swap_counts
+from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library.diffusion.block_swap import BlockSwap, SwapGroup
 from sd_scripts.networks.adapters.lora import LoraLinear

@@ -2,6 +2,7 @@
 
 from sd_scripts.families.anima.keys import CONDITIONER, diffusers_module
 from sd_scripts.families.cards.layer_patterns import lora_name
+from sd_scripts.families.common.encoders.lora_targets import encoder_target
 from sd_scripts.networks.targets import LoraTarget
 
 TRANSFORMER = LoraTarget(
@@ -17,11 +18,4 @@ TRANSFORMER = LoraTarget(
     after_attention=("self_attn.output_proj", "cross_attn.output_proj"),
 )
 """The family's rules leave out modulations and the adapter by default, as in sd-scripts."""
-TEXT_ENCODERS = (
-    LoraTarget(
-        classes=("Qwen3Attention", "Qwen3MLP"),
-        name=lambda path: f"lora_te_{path.replace('.', '_')}",
-        comfyui=lambda path: f"text_encoders.qwen3_06b.transformer.model.{path}",
-        group="textencoder 1",
-    ),
-)
+TEXT_ENCODERS = (encoder_target(1, "qwen3_06b.transformer.model", "Qwen3Attention", "Qwen3MLP", prefix="lora_te"),)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.common.encoders.outlines import T5EncoderOutline
@@ -14,7 +15,6 @@ from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.families.flux import keys, lora
 from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
-from sd_scripts.families.flux.card.memory_facts import swap_counts
 from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer, Modulation
 from sd_scripts.library.text.tokenizers import CLIP, T5

@@ -1,50 +1,24 @@
 """The layers that LoRA adapts in FLUX.1, and their names in LoRA files."""
 
-from collections.abc import Callable
-
+from sd_scripts.families.cards.layer_patterns import lora_name
+from sd_scripts.families.common.encoders.lora_targets import clip_l_target, encoder_target
 from sd_scripts.families.flux.card.layer_rules import IN_LAYERS
 from sd_scripts.families.flux.keys import diffusers_modules, swaps_halves
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget, block_label
-
-
-def _clip_name(path: str) -> str:
-    """LoRA files have the prefix `text_model`, which module paths in transformers 5 lack."""
-    return _name("lora_te1")("text_model." + path.removeprefix("text_model."))
-
-
-def _comfyui_name(encoder: str, start: str = "") -> Callable[[str], str]:
-    return lambda path: f"text_encoders.{encoder}.transformer.{start}{path.removeprefix(start)}"
-
-
-def _name(prefix: str) -> Callable[[str], str]:
-    return lambda path: f"{prefix}_{path.replace('.', '_')}"
-
 
 TRANSFORMER = LoraTarget(
     classes=("DoubleBlock", "SingleBlock"),
     attention_classes=("SelfAttention",),
     extra_modules=IN_LAYERS,
     folds=("lora",),
-    name=_name("lora_unet"),
+    name=lora_name,
     diffusers_paths=diffusers_modules,
     swaps_halves=swaps_halves,
     class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},
 )
 TEXT_ENCODERS = (
-    LoraTarget(
-        classes=("CLIPAttention", "CLIPMLP"),
-        attention_classes=("CLIPAttention",),
-        name=_clip_name,
-        comfyui=_comfyui_name("clip_l", "text_model."),
-        group="textencoder 1",
-    ),
-    LoraTarget(
-        classes=("T5Attention", "T5DenseGatedActDense"),
-        attention_classes=("T5Attention",),
-        name=_name("lora_te3"),
-        comfyui=_comfyui_name("t5xxl"),
-        group="textencoder 3",
-    ),
+    clip_l_target(1),
+    encoder_target(3, "t5xxl.transformer", "T5Attention", "T5DenseGatedActDense", attention=("T5Attention",)),
 )
 """CLIP-L and T5-XXL; the files' te2 is the second encoder of SDXL."""
 

@@ -1,6 +1,7 @@
 """The layers that LoRA adapts in FLUX.2, and their names in LoRA files."""
 
 from sd_scripts.families.cards.layer_patterns import lora_name
+from sd_scripts.families.common.encoders.lora_targets import encoder_target
 from sd_scripts.families.flux2.keys import diffusers_modules, swaps_halves
 from sd_scripts.networks.targets import LoraTarget
 
@@ -11,11 +12,4 @@ TRANSFORMER = LoraTarget(
     diffusers_paths=diffusers_modules,
     swaps_halves=swaps_halves,
 )
-TEXT_ENCODERS = (
-    LoraTarget(
-        classes=("Qwen3Attention", "Qwen3MLP"),
-        name=lambda path: f"lora_te1_{path.replace('.', '_')}",
-        comfyui=lambda path: f"text_encoders.qwen3_4b.transformer.model.{path}",
-        group="textencoder 1",
-    ),
-)
+TEXT_ENCODERS = (encoder_target(1, "qwen3_4b.transformer.model", "Qwen3Attention", "Qwen3MLP"),)

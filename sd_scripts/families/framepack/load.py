@@ -4,16 +4,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.common.components import DENOISER, WeightSource
+from sd_scripts.families.common.encoders.vision import vision_config
 from sd_scripts.families.common.layouts import Layout, make_text_encoder
 from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.families.framepack import lora
 from sd_scripts.families.framepack.card import CARD
 from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer, Modulation
-from sd_scripts.families.hunyuan_video.card.memory_facts import swap_counts
 from sd_scripts.families.hunyuan_video.load import TEXT_LAYOUTS, sizes_expected_by
-from sd_scripts.library.files.state_dicts import Shapes, count
 from sd_scripts.settings.settings import Settings
 
 IMAGE_ENCODER = "text_encoder3"
@@ -24,31 +24,17 @@ BLOCK_LISTS = BlockLists(
 )
 LINEAR = re.compile(r"(transformer_blocks|single_transformer_blocks)\..*\.weight")
 """Names of weights that can be quantized."""
-HEAD_WIDTH = 72
+SIGLIP: dict[str, Any] = {"head_width": 72, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 """Of SigLIP so400m; shapes do not determine it."""
-
-
-def siglip_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the arguments of transformers' SiglipVisionConfig. Raises KeyError if a needed key is missing."""
-    width, _, patch, _ = shapes["embeddings.patch_embedding.weight"]
-    side = round(shapes["embeddings.position_embedding.weight"][0] ** 0.5)
-    return {
-        "hidden_size": width,
-        "intermediate_size": shapes["encoder.layers.0.mlp.fc1.weight"][0],
-        "num_hidden_layers": count(shapes, r"encoder\.layers\.\d+\.mlp\.fc1\.weight"),
-        "num_attention_heads": max(1, width // HEAD_WIDTH),
-        "image_size": 384 if (side, patch) == (27, 14) else side * patch,  # six pixels are left over
-        "patch_size": patch,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-    }
 
 
 LAYOUTS = {
     DENOISER: Layout(make=lambda shapes: FramePackTransformer(FramePackParams.of(shapes)), quantizable=LINEAR),
     **TEXT_LAYOUTS,
     IMAGE_ENCODER: Layout(
-        make=lambda shapes: make_text_encoder("SiglipVisionModel", "SiglipVisionConfig", siglip_config(shapes))
+        make=lambda shapes: make_text_encoder(
+            "SiglipVisionModel", "SiglipVisionConfig", vision_config(shapes, **SIGLIP)
+        )
     ),
 }
 

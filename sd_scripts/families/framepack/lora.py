@@ -1,6 +1,7 @@
 """The layers that LoRA adapts in FramePack, and their names in LoRA files."""
 
 from sd_scripts.families.cards.layer_patterns import lora_name
+from sd_scripts.families.common.encoders.lora_targets import encoder_target
 from sd_scripts.families.hunyuan_video.keys import part_of
 from sd_scripts.families.hunyuan_video.lora import TEXT_ENCODERS as OF_HUNYUAN_VIDEO
 from sd_scripts.networks.targets import LoraTarget
@@ -17,6 +18,6 @@ TRANSFORMER = LoraTarget(
 """The card leaves out modulations, as musubi-tuner does."""
 TEXT_ENCODERS = (
     *OF_HUNYUAN_VIDEO,
-    LoraTarget(classes=(), name=lambda path: f"lora_te3_{path.replace('.', '_')}", group="textencoder 3"),
+    encoder_target(3, "siglip"),
 )
 """The image encoder is not adapted."""

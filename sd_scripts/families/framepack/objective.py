@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.families.common.encoders.llama import MASK, POOLED, STATES
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, flow_loss
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.model import Known
 from sd_scripts.families.framepack.sections import count_sections, section_of, single_frame, with_controls
 from sd_scripts.families.framepack.text import IMAGE
-from sd_scripts.families.hunyuan_video.text import MASK, POOLED, STATES
 from sd_scripts.library.diffusion.dit_layers import grid3d_of
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.settings import Settings

@@ -10,6 +10,8 @@ from torch import Tensor
 from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.noise_levels import shift_of
+from sd_scripts.families.common.encoders.hunyuan_vae import decode_latents, encode_images, latent_shape
+from sd_scripts.families.common.encoders.llama import MASK, pad_text
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.sampling import (
     apply_guidance,
@@ -33,8 +35,6 @@ from sd_scripts.families.framepack.sections import (
 )
 from sd_scripts.families.framepack.solver import unipc
 from sd_scripts.families.framepack.text import IMAGE, OUTPUTS, unseen
-from sd_scripts.families.hunyuan_video.text import MASK, pad_text
-from sd_scripts.families.hunyuan_video.vae import decode_latents, encode_images, latent_shape
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions

@@ -11,10 +11,10 @@ from torch import Tensor
 from sd_scripts.data.batch import stack_pixels
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.images import read_image
+from sd_scripts.families.common.encoders import llama as base
 from sd_scripts.families.common.encoders.captions import with_images
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
-from sd_scripts.families.hunyuan_video import text as base
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 
 SIGLIP = 2

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.tiny_hunyuan_vae import AUTOENCODER, calibrate_clips
+from sd_scripts.families.common.encoders.tiny_llama import WIDTH, llama_tokenizer, tiny_encoders
 from sd_scripts.families.framepack.card import CARD
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.load import IMAGE_ENCODER
 from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer, Modulation, RefinerBlock
 from sd_scripts.families.framepack.sections import single_frame
-from sd_scripts.families.hunyuan_video import tiny
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
 from sd_scripts.settings.catalog import script_for
@@ -42,8 +43,8 @@ PARAMS = FramePackParams(
     width=64,
     heads=2,
     mlp_width=256,
-    text_width=tiny.WIDTH,
-    pooled_width=tiny.WIDTH,
+    text_width=WIDTH,
+    pooled_width=WIDTH,
     refiner_blocks=1,
     double_blocks=3,
     single_blocks=4,
@@ -54,7 +55,7 @@ SHIFT, GUIDANCE = 3.0, 1.0
 
 def write_miniature(folder: Path) -> Miniature:
     """Create the five files of a FramePack, tokenizers next to them, and captioned images: a few MB, in seconds."""
-    llama, clip = tiny.llama_tokenizer(), clip_tokenizer()
+    llama, clip = llama_tokenizer(), clip_tokenizer()
     return miniature.write_miniature(CARD, folder, (llama, clip), states_of(tiny_modules(len(llama), len(clip))))
 
 
@@ -68,9 +69,9 @@ def tiny_modules(vocabulary: int, clip_vocabulary: int) -> dict[str, nn.Module]:
     transformer, siglip = FramePackTransformer(PARAMS), SiglipVisionModel(SiglipVisionConfig(**SIGLIP))
     modules = {
         DENOISER: transformer,
-        **tiny.tiny_encoders(vocabulary, clip_vocabulary),
+        **tiny_encoders(vocabulary, clip_vocabulary),
         IMAGE_ENCODER: siglip,
-        VAE: AutoencoderKLHunyuanVideo(**tiny.AUTOENCODER),
+        VAE: AutoencoderKLHunyuanVideo(**AUTOENCODER),
     }
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():
@@ -78,7 +79,7 @@ def tiny_modules(vocabulary: int, clip_vocabulary: int) -> dict[str, nn.Module]:
     refiners = {block.norm_out for block in transformer.modules() if isinstance(block, RefinerBlock)}
     modulations = [m.linear for m in transformer.modules() if isinstance(m, Modulation) and m not in refiners]
     weaken_conditioning(modulations, transformer.norm_out.linear)
-    _fit(transformer, tiny.calibrate_clips(modules[VAE]).repeat(4, 1, 1, 1), generator)
+    _fit(transformer, calibrate_clips(modules[VAE]).repeat(4, 1, 1, 1), generator)
     return modules
 
 
@@ -92,8 +93,8 @@ def _fit(transformer: FramePackTransformer, latents: Tensor, generator: torch.Ge
     with without_attention(outputs, generator):
         noise = torch.randn(latents.shape, generator=generator)
         times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), SHIFT)
-        text, image = torch.zeros(len(latents), 8, tiny.WIDTH), torch.zeros(len(latents), 4, PARAMS.image_width)
-        pooled = torch.randn(len(latents), tiny.WIDTH, generator=generator)
+        text, image = torch.zeros(len(latents), 8, WIDTH), torch.zeros(len(latents), 4, PARAMS.image_width)
+        pooled = torch.randn(len(latents), WIDTH, generator=generator)
         guidance = torch.full((len(latents),), GUIDANCE)
 
         def run(noisy: Tensor) -> object:

@@ -2,6 +2,9 @@
 
 from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import HunyuanVideoResnetBlockCausal3D
 
+from sd_scripts.data.caches.caching import LatentLayout
+from sd_scripts.families.common.encoders.hunyuan_vae import encode_images, latent_shape
+from sd_scripts.families.common.encoders.llama import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
 from sd_scripts.families.common.family import (
     Blocks,
     Family,
@@ -16,8 +19,6 @@ from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LAYOUTS, problem
 from sd_scripts.families.hunyuan_video.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.hunyuan_video.objective import loss, step_inputs
 from sd_scripts.families.hunyuan_video.sampling import prompt_captions, sample
-from sd_scripts.families.hunyuan_video.text import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
-from sd_scripts.families.hunyuan_video.vae import LATENTS, encode_images
 from sd_scripts.library.text.tokenizers import CLIP_LENGTH
 
 FAMILY = HUNYUAN_VIDEO = Family(
@@ -48,7 +49,7 @@ FAMILY = HUNYUAN_VIDEO = Family(
         text_encoder=blocks_named("LlamaDecoderLayer", "CLIPEncoderLayer"),
         vae=lambda vae: blocks_of(HunyuanVideoResnetBlockCausal3D)(vae.get_submodule("encoder")),
     ),
-    latents=LATENTS,
+    latents=LatentLayout(suffix=CARD.name, shape=latent_shape),
     layouts=LAYOUTS,
     problems=problems,
     encode_images=encode_images,

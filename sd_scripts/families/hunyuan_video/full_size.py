@@ -5,10 +5,8 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
 
 from sd_scripts.families.common.components import DENOISER, VAE
+from sd_scripts.families.common.encoders.llama import CLIP_NAME, LLM_NAME, SKIPPED_LAYERS, language_config
 from sd_scripts.families.common.full_size import CLIP_L
-from sd_scripts.families.hunyuan_video import keys
-from sd_scripts.families.hunyuan_video.load import CLIP_L as CLIP
-from sd_scripts.families.hunyuan_video.load import LLM
 from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
 
@@ -19,14 +17,14 @@ ROWS, WIDTH, MLP_WIDTH, LAYERS, KEY_WIDTH = 128_320, 4_096, 14_336, 32, 1_024
 def modules() -> dict[str, nn.Module]:
     """Return the components on the meta device."""
     shapes = {"embed_tokens.weight": (ROWS, WIDTH), "layers.0.self_attn.k_proj.weight": (KEY_WIDTH, WIDTH)}
-    read = range(LAYERS - keys.SKIPPED_LAYERS)
+    read = range(LAYERS - SKIPPED_LAYERS)
     shapes |= {f"layers.{number}.mlp.gate_proj.weight": (MLP_WIDTH, WIDTH) for number in read}
     with torch.device("meta"):
-        llama = LlamaModel(LlamaConfig(**keys.language_config(shapes)))
+        llama = LlamaModel(LlamaConfig(**language_config(shapes)))
         llama.norm = nn.Identity()  # type: ignore[assignment]
         return {
             DENOISER: HunyuanVideoTransformer(HunyuanParams()),
-            LLM: llama,
-            CLIP: CLIPTextModel(CLIPTextConfig(**CLIP_L)),
+            LLM_NAME: llama,
+            CLIP_NAME: CLIPTextModel(CLIPTextConfig(**CLIP_L)),
             VAE: AutoencoderKLHunyuanVideo(),
         }

@@ -1,20 +1,12 @@
-"""HunyuanVideo's file layouts: the official keys and diffusers', and model configurations from tensor shapes.
+"""HunyuanVideo's file layouts: the official keys and diffusers'.
 
 Every function works at any width and depth. Several names below are rows of one matrix, which diffusers stores
 separately.
 """
 
 import re
-from typing import Any
 
-from sd_scripts.library.files.state_dicts import JoinedLayout, Shapes, State, count
-
-LATENT_SCALE = 0.476986
-"""latents = encoded * scale"""
-SKIPPED_LAYERS = 2
-"""Layers at the end of the language model whose output HunyuanVideo does not read."""
-ROPE_BASE, RMS_EPS, HEAD_WIDTH = 500_000.0, 1e-5, 128
-"""Of every LLaMA-3; shapes do not determine them."""
+from sd_scripts.library.files.state_dicts import JoinedLayout, State
 
 _REFINER = {
     "norm1": ("norm1",),
@@ -120,55 +112,3 @@ def from_diffusers(state: State) -> State:
     Raises ValueError if a part of a matrix is missing.
     """
     return JoinedLayout(place=official_key, modules=diffusers_modules, swaps_halves=swaps_halves).from_diffusers(state)
-
-
-def language_model(file: State) -> State:
-    """Return the layers of LLaMA that HunyuanVideo reads: without the last two, the final norm, the output layer, and
-    the tokenizer that ComfyUI's file contains."""
-    layers = count_layers({key: tuple(tensor.shape) for key, tensor in file.items()})
-    read = [f"layers.{number}." for number in range(layers - SKIPPED_LAYERS)]
-    return {key: tensor for key, tensor in file.items() if key.startswith(("embed_tokens.", *read))}
-
-
-def count_layers(shapes: Shapes) -> int:
-    return count(shapes, r"layers\.\d+\.mlp\.gate_proj\.weight")
-
-
-def language_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the arguments of transformers' LlamaConfig, from the shapes of the layers that are read. Raises KeyError
-    if a needed key is missing."""
-    vocabulary, width = shapes["embed_tokens.weight"]
-    head = min(HEAD_WIDTH, width)
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "num_hidden_layers": count_layers(shapes),
-        "num_attention_heads": width // head,
-        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // head,
-        "head_dim": head,
-        "rms_norm_eps": RMS_EPS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
-        "max_position_embeddings": 8192,
-        "use_cache": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-
-
-def vae_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the arguments of diffusers' AutoencoderKLHunyuanVideo. Raises KeyError if a needed key is missing."""
-    levels = count(shapes, r"encoder\.down_blocks\.\d+\.resnets\.0\.conv1\.conv\.weight")
-    widths = [shapes[f"encoder.down_blocks.{level}.resnets.0.conv1.conv.weight"][0] for level in range(levels)]
-    return {
-        "in_channels": shapes["encoder.conv_in.conv.weight"][1],
-        "out_channels": shapes["decoder.conv_out.conv.weight"][0],
-        "latent_channels": shapes["post_quant_conv.weight"][0],
-        "block_out_channels": tuple(widths),
-        "down_block_types": ("HunyuanVideoDownBlock3D",) * levels,
-        "up_block_types": ("HunyuanVideoUpBlock3D",) * levels,
-        "layers_per_block": count(shapes, r"encoder\.down_blocks\.0\.resnets\.\d+\.conv1\.conv\.weight"),
-        "norm_num_groups": min(32, widths[0] // 2),
-        "scaling_factor": LATENT_SCALE,
-    }

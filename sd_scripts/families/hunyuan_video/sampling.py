@@ -8,6 +8,8 @@ from torch import Tensor
 
 from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.families.common.encoders.hunyuan_vae import decode_latents, encode_images, latent_shape
+from sd_scripts.families.common.encoders.llama import OUTPUTS, pad_text
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, euler_steps
 from sd_scripts.families.common.sampling import (
@@ -22,8 +24,6 @@ from sd_scripts.families.common.sampling import prompt_captions as common_captio
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
 from sd_scripts.families.hunyuan_video.objective import predict, reads_start
-from sd_scripts.families.hunyuan_video.text import OUTPUTS, pad_text
-from sd_scripts.families.hunyuan_video.vae import decode_latents, encode_images, latent_shape
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions

@@ -1,6 +1,7 @@
 """The layers that LoRA adapts in Qwen-Image, and their names in LoRA files."""
 
 from sd_scripts.families.cards.layer_patterns import lora_name
+from sd_scripts.families.common.encoders.lora_targets import encoder_target
 from sd_scripts.networks.targets import LoraTarget
 
 TRANSFORMER = LoraTarget(
@@ -12,11 +13,4 @@ TRANSFORMER = LoraTarget(
     ),
 )
 """Modulations included, as in the files of musubi-tuner."""
-TEXT_ENCODERS = (
-    LoraTarget(
-        classes=("Qwen2_5_VLAttention", "Qwen2MLP"),
-        name=lambda path: f"lora_te1_{path.replace('.', '_')}",
-        comfyui=lambda path: f"text_encoders.qwen25_7b.transformer.model.{path}",
-        group="textencoder 1",
-    ),
-)
+TEXT_ENCODERS = (encoder_target(1, "qwen25_7b.transformer.model", "Qwen2_5_VLAttention", "Qwen2MLP"),)

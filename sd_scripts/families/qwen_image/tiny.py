@@ -29,6 +29,7 @@ from sd_scripts.testing.miniature import (
     Miniature,
     caption_words,
     fit_velocity,
+    letter_merges,
     randomize,
     states_of,
     weaken_conditioning,
@@ -68,11 +69,8 @@ write_narrow = write_miniature
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Make a byte-level tokenizer like Qwen's that merges the letters of each word of captions and of the text around
     them one by one."""
-    merges: dict[tuple[str, str], None] = {}
-    for word in (*caption_words(), *sorted(set(re.findall(r"[a-zA-Z]+", PREFIX + SUFFIX)))):
-        for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
-            merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
-    return make_qwen_tokenizer(list(merges))
+    around = sorted(set(re.findall(r"[a-zA-Z]+", PREFIX + SUFFIX)))
+    return make_qwen_tokenizer(letter_merges((*caption_words(), *around)))
 
 
 @torch.no_grad()

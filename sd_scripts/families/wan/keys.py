@@ -1,13 +1,11 @@
 """Layouts of Wan's files: the transformer under official and diffusers' keys, UMT5 and CLIP under official and
 transformers'."""
 
-import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from sd_scripts.families.common.encoders.t5 import t5_encoder
-from sd_scripts.library.files.state_dicts import Shapes, State, count
+from sd_scripts.library.files.state_dicts import State
 
 OUTSIDE = {
     "text_embedding.0": "condition_embedder.text_embedder.linear_1",
@@ -75,8 +73,6 @@ CLIP = {
 }
 """Official module of CLIP's image encoder, in a block or outside -> transformers'."""
 CLIP_QKV = "attn.to_qkv."
-CLIP_HEAD_WIDTH = 80
-"""Of ViT-H/14; shapes do not determine it."""
 CLIP_OFFICIAL, CLIP_TRANSFORMERS = "cls_embedding", "embeddings.class_embedding"
 
 
@@ -138,18 +134,3 @@ def clip_encoder(file: State) -> State:
         elif (renamed := _renamed(inner, CLIP)) != inner:
             state[place + renamed] = tensor  # the others belong to the head, which is not read
     return state
-
-
-def clip_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the arguments of transformers' CLIPVisionConfig. Raises KeyError if a needed key is missing."""
-    width, _, patch, _ = shapes["embeddings.patch_embedding.weight"]
-    side = math.isqrt(shapes["embeddings.position_embedding.weight"][0] - 1)
-    return {
-        "hidden_size": width,
-        "intermediate_size": shapes["encoder.layers.0.mlp.fc1.weight"][0],
-        "num_hidden_layers": count(shapes, r"encoder\.layers\.\d+\.mlp\.fc1\.weight"),
-        "num_attention_heads": max(1, width // CLIP_HEAD_WIDTH),
-        "image_size": side * patch,
-        "patch_size": patch,
-        "hidden_act": "gelu",
-    }

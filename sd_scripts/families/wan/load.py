@@ -13,6 +13,7 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components, Wei
 from sd_scripts.families.common.encoders.causal_vae import LEVELS, vae_config, vae_from_single_file
 from sd_scripts.families.common.encoders.outlines import UMT5EncoderOutline
 from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config
+from sd_scripts.families.common.encoders.vision import vision_config
 from sd_scripts.families.common.layouts import Layout, make_text_encoder
 from sd_scripts.families.common.placing import Placement, place_transformer, swap_problems
 from sd_scripts.families.common.problems import network_problems
@@ -45,6 +46,8 @@ def make_vae(shapes: Shapes) -> nn.Module:
     return AutoencoderKLWan(**config, in_channels=channels, out_channels=channels)
 
 
+CLIP: dict[str, Any] = {"head_width": 80, "class_tokens": 1, "hidden_act": "gelu"}
+"""Of ViT-H/14; shapes do not determine it."""
 TRANSFORMER = Layout(
     make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=keys.transformer_from_diffusers, quantizable=LINEAR
 )
@@ -60,7 +63,7 @@ LAYOUTS = {
     HIGH_NOISE: TRANSFORMER,
     VAE: Layout(make=make_vae, unify=vae_from_single_file),
     IMAGE_ENCODER: Layout(
-        make=lambda shapes: make_text_encoder("CLIPVisionModel", "CLIPVisionConfig", keys.clip_config(shapes)),
+        make=lambda shapes: make_text_encoder("CLIPVisionModel", "CLIPVisionConfig", vision_config(shapes, **CLIP)),
         unify=keys.clip_encoder,
     ),
 }

@@ -1,6 +1,7 @@
 """The layers that LoRA adapts in Wan, and their names in LoRA files."""
 
 from sd_scripts.families.cards.layer_patterns import lora_name
+from sd_scripts.families.common.encoders.lora_targets import encoder_target
 from sd_scripts.families.wan.keys import diffusers_path
 from sd_scripts.networks.targets import LoraTarget
 
@@ -17,11 +18,4 @@ TRANSFORMER = LoraTarget(
     after_attention=("self_attn.o", "cross_attn.o"),
 )
 """All layers of the blocks, as in the files of musubi-tuner."""
-TEXT_ENCODERS = (
-    LoraTarget(
-        classes=("UMT5Attention", "UMT5DenseGatedActDense"),
-        name=lambda path: f"lora_te1_{path.replace('.', '_')}",
-        comfyui=lambda path: f"text_encoders.umt5xxl.transformer.{path}",
-        group="textencoder 1",
-    ),
-)
+TEXT_ENCODERS = (encoder_target(1, "umt5xxl.transformer", "UMT5Attention", "UMT5DenseGatedActDense"),)

@@ -16,17 +16,9 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe, recognise
 from sd_scripts.families.common.autoencoder import Tile
 from sd_scripts.families.common.components import DENOISER, VAE, Components
-from sd_scripts.families.common.family import TextOptions
-from sd_scripts.families.hunyuan_video import keys
-from sd_scripts.families.hunyuan_video.card import CARD
-from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
-from sd_scripts.families.hunyuan_video.family import HUNYUAN_VIDEO
-from sd_scripts.families.hunyuan_video.full_size import modules as full_size_modules
-from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LLM
-from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer
-from sd_scripts.families.hunyuan_video.objective import predict
-from sd_scripts.families.hunyuan_video.sampling import SHIFT, sample
-from sd_scripts.families.hunyuan_video.text import (
+from sd_scripts.families.common.encoders.hunyuan_vae import decode_latents, encode_images, latent_shape, tiled
+from sd_scripts.families.common.encoders.llama import (
+    LLM_NAME,
     MASK,
     OUTPUTS,
     POOLED,
@@ -37,8 +29,17 @@ from sd_scripts.families.hunyuan_video.text import (
     pad_text,
     tokenize,
 )
-from sd_scripts.families.hunyuan_video.tiny import tiny_encoders
-from sd_scripts.families.hunyuan_video.vae import decode_latents, encode_images, latent_shape, tiled
+from sd_scripts.families.common.encoders.tiny_llama import tiny_encoders
+from sd_scripts.families.common.family import TextOptions
+from sd_scripts.families.hunyuan_video import keys
+from sd_scripts.families.hunyuan_video.card import CARD
+from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
+from sd_scripts.families.hunyuan_video.family import HUNYUAN_VIDEO
+from sd_scripts.families.hunyuan_video.full_size import modules as full_size_modules
+from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS
+from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer
+from sd_scripts.families.hunyuan_video.objective import predict
+from sd_scripts.families.hunyuan_video.sampling import SHIFT, sample
 from sd_scripts.formats.models.safetensors_header import Header, read_header
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
@@ -260,8 +261,8 @@ def test_text_is_the_third_hidden_state_from_the_end_after_the_template(componen
     options = TextOptions.of(settings_of())
     tokens_of = tokenize(components, [Caption(text) for text in CAPTIONS], options)
     llama, clip = components.tokenizers
-    whole: Any = tiny_encoders(len(llama), len(clip))[LLM].eval()
-    file = load_file(components.sources[LLM].path)
+    whole: Any = tiny_encoders(len(llama), len(clip))[LLM_NAME].eval()
+    file = load_file(components.sources[LLM_NAME].path)
     whole.load_state_dict({key.removeprefix("model."): each for key, each in file.items()})
     with torch.no_grad():
         found = encode_text(components, tokens_of)

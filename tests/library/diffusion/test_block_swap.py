@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.placing import placement_of
-from sd_scripts.families.flux.card.memory_facts import swap_counts
 from sd_scripts.families.flux.load import BLOCK_LISTS
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library.diffusion import block_swap

@@ -5,10 +5,9 @@ from sd_scripts.families.anima.card.hub_files import FILES
 from sd_scripts.families.anima.card.kohya import KOHYA
 from sd_scripts.families.anima.card.memory_facts import MEMORY
 from sd_scripts.families.anima.card.options import DEFAULTS, LONGEST, AnimaModelOptions
-from sd_scripts.families.anima.card.speeds import GRAPHS, SPEEDS
+from sd_scripts.families.anima.card.speeds import SPEEDS
 from sd_scripts.families.cards.family_card import (
     DENOISER,
-    VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -18,7 +17,9 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE, CAUSAL_VAE_MARKS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -37,8 +38,6 @@ IN_FILE, IN_FOLDER = "llm_adapter.blocks.0.cross_attn.q_proj.weight", "blocks.0.
 """Keys of the adapter in the transformer's file, and in a file of its own."""
 QWEN3 = "layers.0.self_attn.q_norm.weight"
 ENCODER, ENCODER_06B = "Qwen3 text encoder", "Qwen3-0.6B text encoder"
-VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
-AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 MODULATIONS, OF_ADAPTER = r".*adaln_modulation.*", r"llm_adapter\..*"
 """Layers that a LoRA adapts only if patterns include them, or if train_llm_adapter is on."""
 
@@ -108,16 +107,7 @@ CARD = FamilyCard(
                 prefixes=("model.", "", "text_encoders.qwen3_06b.transformer.model."),
                 signature_keys=(QWEN3,),
             ),
-            ComponentCard(
-                name=VAE,
-                option="vae",
-                kind="VAE",
-                title="Qwen-Image's VAE",
-                folder="vae",
-                fitting=(AUTOENCODER,),
-                prefixes=("", "vae."),
-                signature_keys=VAES,
-            ),
+            CAUSAL_VAE,
             ComponentCard(
                 name=ADAPTER,
                 option="llm_adapter_path",
@@ -138,13 +128,13 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
+    plan=PlanCard(graphs=ONE_KIND, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
     recognition=RecognitionCard(
         hub_words=("anima",),
         marks=(
             *((prefix + QWEN3, None, ENCODER) for prefix in ("model.", "")),
-            *((key, None, AUTOENCODER) for key in VAES),
+            *CAUSAL_VAE_MARKS,
             (IN_FOLDER, None, ADAPTER_FILE),
         ),
         recognise=recognise,

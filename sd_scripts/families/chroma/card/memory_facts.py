@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sd_scripts.families.cards.memory_facts import Growing
-from sd_scripts.families.flux.card.memory_facts import DOUBLE_BLOCK, MLP_WIDTH, SINGLE_BLOCK, WIDTH, swap_counts
+from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, MLP_WIDTH, SINGLE_BLOCK, WIDTH, swap_counts
 from sd_scripts.families.flux.card.memory_facts import MEMORY as FLUX
 from sd_scripts.options.spec import OptionValues
 

@@ -6,7 +6,7 @@ from transformers import Qwen2Tokenizer
 
 from sd_scripts.families.common.encoders.qwen3 import config_of, shapes_of_sizes, with_qwen3_tokens
 from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
-from sd_scripts.testing.miniature import caption_words
+from sd_scripts.testing.miniature import caption_words, letter_merges
 
 WIDTH = 32
 TEMPLATE_WORDS = (
@@ -18,11 +18,8 @@ TEMPLATE_WORDS = (
 
 def qwen3_tokenizer() -> Qwen2Tokenizer:
     """Make a byte-level tokenizer like Qwen3's that merges the letters of each caption word one by one."""
-    merges: dict[tuple[str, str], None] = {}
-    for word in (*caption_words(), *TEMPLATE_WORDS):
-        for written in (word, f"Ġ{word}"):  # at the beginning of a text, and after a space
-            merges |= dict.fromkeys((written[:n], written[n]) for n in range(1, len(written)))
-    return with_qwen3_tokens(make_qwen_tokenizer(list(merges)))  # type: ignore[no-any-return]
+    merges = letter_merges((*caption_words(), *TEMPLATE_WORDS))
+    return with_qwen3_tokens(make_qwen_tokenizer(merges))  # type: ignore[no-any-return]
 
 
 def tiny_config(vocabulary: int, layers: int, rope_theta: float = 1e6) -> dict[str, Any]:

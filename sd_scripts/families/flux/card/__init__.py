@@ -1,11 +1,11 @@
 """FLUX.1, as the page, the options and the file recognition see it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from sd_scripts.families.cards.family_card import (
     DENOISER,
-    VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -16,13 +16,15 @@ from sd_scripts.families.cards.family_card import (
     PlanCard,
     RecognitionCard,
 )
+from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
+from sd_scripts.families.cards.shared_components import CLIP_L, FLUX_VAE, FLUX_VAE_KIND
 from sd_scripts.families.flux.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.card.hub_files import FILES
 from sd_scripts.families.flux.card.kohya import KOHYA
 from sd_scripts.families.flux.card.layer_rules import read_flux_rules
 from sd_scripts.families.flux.card.memory_facts import MEMORY
 from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions, FluxNetworkOptions
-from sd_scripts.families.flux.card.speeds import GRAPHS, SPEEDS
+from sd_scripts.families.flux.card.speeds import SPEEDS
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
@@ -35,7 +37,6 @@ HUB_MODEL, SCHNELL_MODEL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FL
 SCHNELL = "flux-1-schnell"
 """modelspec.architecture of files that are trained on schnell."""
 
-AUTOENCODER = "FLUX.1 autoencoder"
 TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.bias")
 """Keys of a transformer of this kind, in the original layout and in diffusers'."""
 VARIANTS = (("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),)
@@ -164,16 +165,7 @@ CARD = FamilyCard(
                 signature_keys=TRANSFORMERS,
                 first_layer=FIRST_LAYER,
             ),
-            ComponentCard(
-                name="text_encoder1",
-                option="clip_l",
-                kind="CLIP text encoder",
-                title="the CLIP-L text encoder",
-                folder="text_encoder",
-                fitting=("CLIP-L text encoder", "CLIP text encoder"),
-                prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
-                signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
-            ),
+            CLIP_L,
             ComponentCard(
                 name="text_encoder2",
                 option="t5xxl",
@@ -184,17 +176,7 @@ CARD = FamilyCard(
                 prefixes=("", "text_encoders.t5xxl.transformer."),
                 signature_keys=("encoder.block.0.layer.0.SelfAttention.q.weight",),
             ),
-            ComponentCard(
-                name=VAE,
-                option="ae",
-                kind="autoencoder",
-                title="FLUX.1's autoencoder",
-                folder="vae",
-                fitting=(AUTOENCODER,),
-                prefixes=("", "vae."),
-                signature_keys=("decoder.conv_in.weight",),
-                first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="autoencoder"),
-            ),
+            replace(FLUX_VAE, option="ae"),
         ),
         base_file="a FLUX.1 file",
         base_model="a FLUX.1 transformer",
@@ -206,7 +188,7 @@ CARD = FamilyCard(
     token_multiple=16,
     text_limit=text_limit,
     model_remarks=model_remarks,
-    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
+    plan=PlanCard(graphs=DOUBLE_AND_SINGLE, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(steps=20, scale=1.0),
     recognition=RecognitionCard(
         hub_words=("flux",),
@@ -223,7 +205,7 @@ CARD = FamilyCard(
             ("Flux", "flux", PIPELINE),
         ),
         folder_variant=folder_variant,
-        widths=(("VAE", "decoder.conv_in.weight", 1, 16, AUTOENCODER),),
+        widths=(("VAE", "decoder.conv_in.weight", 1, 16, FLUX_VAE_KIND),),
     ),
     hub=HubCard(model=HUB_MODEL, variants={SCHNELL: SCHNELL_MODEL}, tags=("flux",), files=FILES),
     problems=PROBLEMS,

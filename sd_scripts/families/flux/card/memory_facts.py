@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, Projection
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, projections_of, swapped
 from sd_scripts.options.spec import OptionValues
-
-WIDTH, MLP_WIDTH = 3_072, 12_288
-DOUBLE_BLOCK, SINGLE_BLOCK = 339_831_296, 141_591_808
 
 
 def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
     """Return the tokens of image and text."""
     text = settings.value("t5xxl_max_token_length") or 512
     return width // 16 * (height // 16) * frames + float(text)
-
-
-def swap_counts(blocks_to_swap: int) -> tuple[int, int]:
-    """Return how many double and single blocks stay off the device; two single blocks are as large as one double."""
-    double = blocks_to_swap // 2
-    return double, (blocks_to_swap - double) * 2
-
-
-def swapped(blocks_to_swap: int) -> int:
-    double, single = swap_counts(blocks_to_swap)
-    return double * DOUBLE_BLOCK + single * SINGLE_BLOCK
-
-
-def projections(inputs: int, *outputs: int, count: int, rows: float) -> Projection:
-    """Return the memory facts of `count` layers; `rows` of their input for each token."""
-    return Projection(inputs=inputs, outputs=outputs, count=count, rows=rows, swappable=True)
 
 
 MEMORY = MemoryFacts(
@@ -41,14 +23,7 @@ MEMORY = MemoryFacts(
     largest_block=DOUBLE_BLOCK,
     largest_weight=3_072 * 18_432,
     lora={"denoiser": 4_786_176, "text_encoder1": 165_888},
-    projections=(
-        *(projections(WIDTH, 6 * WIDTH, count=2 * 19, rows=0), projections(WIDTH, 3 * WIDTH, count=38, rows=0)),
-        projections(WIDTH, 3 * WIDTH, count=2 * 19, rows=1 / 2),  # of text and image, together one row for each token
-        projections(WIDTH, WIDTH, count=2 * 19, rows=1 / 2),
-        *(projections(WIDTH, MLP_WIDTH, count=38, rows=1 / 2), projections(MLP_WIDTH, WIDTH, count=38, rows=1 / 2)),
-        projections(WIDTH, 3 * WIDTH + MLP_WIDTH, count=38, rows=1),
-        projections(WIDTH + MLP_WIDTH, WIDTH, count=38, rows=1),
-    ),
+    projections=projections_of(doubles=19, singles=38),
     measured_rank=16,
     quantized={
         "denoiser": (11_834_228_736, 3_035_136),

@@ -1,15 +1,7 @@
-"""What compiling FLUX.1 takes, and how fast it trains, as measured."""
+"""How fast FLUX.1 trains, as measured."""
 
-from sd_scripts.families.cards.family_card import DynamicGraphs, GraphCounts, Speed
+from sd_scripts.families.cards.family_card import Speed
 
-GRAPHS = GraphCounts(
-    kinds=2,
-    per_shape=0,
-    per_token_count=2,
-    dynamic={"auto": DynamicGraphs(tokens=3), "true": DynamicGraphs(always=1)},
-    seconds=9.4,
-)
-"""One each for double and single blocks, which see images as sequences of tokens."""
 CHECKPOINTED = {"gradient_checkpointing": True}
 UNRECORDED = {"record_steps": False}
 SPEEDS = (

@@ -15,11 +15,11 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.flux2.card.hub_files import FILES
 from sd_scripts.families.flux2.card.memory_facts import KLEIN_4B, KLEIN_9B, memory_named
 from sd_scripts.families.flux2.card.options import RECOMMENDED, Flux2ModelOptions
-from sd_scripts.families.flux2.card.speeds import GRAPHS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.dataset import ControlOptions
@@ -125,7 +125,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, memory=KLEIN_9B, memory_of_others=(KLEIN_4B,), memory_named=memory_named),
+    plan=PlanCard(graphs=DOUBLE_AND_SINGLE, memory=KLEIN_9B, memory_of_others=(KLEIN_4B,), memory_named=memory_named),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=50, scale=4.0),
     recognition=RecognitionCard(
         hub_words=("flux.2-klein",),

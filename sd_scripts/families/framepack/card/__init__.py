@@ -16,13 +16,13 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED
+from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.framepack.card.hub_files import FILES
 from sd_scripts.families.framepack.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.framepack.card.options import RECOMMENDED, FramePackOptions
 from sd_scripts.families.hunyuan_video.card import CARD as HUNYUAN_VIDEO
 from sd_scripts.families.hunyuan_video.card import TEXT_AND_VAE
-from sd_scripts.families.hunyuan_video.card.speeds import GRAPHS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.options.dataset import ControlOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -119,7 +119,7 @@ CARD = replace(
     ),
     network_modules=("networks.lora", "networks.lora_framepack"),
     network_rules=partial(read_rules, title="FramePack", excluded=r".*norm.*"),
-    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY),
+    plan=PlanCard(tokens=tokens, graphs=DOUBLE_AND_SINGLE, memory=MEMORY),
     sample_defaults=SamplePrompt(width=640, height=640, frames=145, steps=25, scale=1.0, guidance=10.0),
     recognition=RecognitionCard(
         hub_words=("framepack",),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY as HUNYUAN_VIDEO
-from sd_scripts.families.hunyuan_video.card.memory_facts import TEXT
 from sd_scripts.options.spec import OptionValues
 
 IMAGE = 729
@@ -18,7 +18,7 @@ def tokens(width: int, height: int, frames: int) -> int:
     predicted = 9 if frames > 1 else 1
     middle = -(-rows // 2) * -(-columns // 2)
     far = 4 * -(-rows // 4) * -(-columns // 4)
-    return (predicted + 2) * rows * columns + middle + far + IMAGE + TEXT
+    return (predicted + 2) * rows * columns + middle + far + IMAGE + LLAMA_TOKENS
 
 
 def units(width: int, height: int, frames: int, settings: OptionValues) -> float:

@@ -1,11 +1,11 @@
 """HunyuanVideo, as the page, the options and the file recognition see it."""
 
+from dataclasses import replace
 from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import (
     DENOISER,
-    VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -16,11 +16,20 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED
+from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import (
+    CLIP_L,
+    HUNYUAN_VAE,
+    HUNYUAN_VAE_MARKS,
+    LLAMA,
+    LLAMA_MARKS,
+    LLAMA_TOKENS,
+    LLAMA_WIDTHS,
+)
 from sd_scripts.families.hunyuan_video.card.hub_files import FILES
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED, HunyuanModelOptions
-from sd_scripts.families.hunyuan_video.card.speeds import GRAPHS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -28,9 +37,6 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "hunyuanvideo-community/HunyuanVideo"
-LONGEST = 256
-"""Tokens of caption and suffix; longer captions are truncated."""
-
 PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMERS = (
     "txt_in.individual_token_refiner.blocks.0.self_attn_qkv.weight",
@@ -55,10 +61,6 @@ FIRST_LAYER = FirstLayer(
     also=(IMAGE_INPUTS,),
     variants={33: "HunyuanVideo I2V"},
 )
-ENCODER, ENCODER_8B = "LLaMA-like text encoder", "LLaVA-LLaMA-3-8B text encoder"
-AUTOENCODER = "HunyuanVideo VAE"
-LANGUAGE_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
-QUERY = "layers.0.self_attn.q_proj.weight"
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
@@ -76,36 +78,9 @@ def recognise(header: Header) -> tuple[str | None, str] | None:
 
 
 TEXT_AND_VAE = (
-    ComponentCard(
-        name="text_encoder1",
-        option="text_encoder1",
-        kind="LLaMA text encoder",
-        title="the LLaVA-LLaMA-3-8B text encoder",
-        folder="text_encoder",
-        fitting=(ENCODER_8B, ENCODER),
-        prefixes=(*LANGUAGE_PREFIXES, "text_encoders.llama.transformer.model."),
-        signature_keys=(QUERY,),
-    ),
-    ComponentCard(
-        name="text_encoder2",
-        option="text_encoder2",
-        kind="CLIP text encoder",
-        title="the CLIP-L text encoder",
-        folder="text_encoder_2",
-        fitting=("CLIP-L text encoder", "CLIP text encoder"),
-        prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
-        signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
-    ),
-    ComponentCard(
-        name=VAE,
-        option="vae",
-        kind="VAE",
-        title="HunyuanVideo's VAE",
-        folder="vae",
-        fitting=(AUTOENCODER,),
-        prefixes=("", "vae."),
-        signature_keys=("decoder.conv_in.conv.weight",),
-    ),
+    LLAMA,
+    replace(CLIP_L, name="text_encoder2", option="text_encoder2", folder="text_encoder_2"),
+    HUNYUAN_VAE,
 )
 
 CARD = FamilyCard(
@@ -164,16 +139,12 @@ CARD = FamilyCard(
     network_rules=partial(read_rules, title="HunyuanVideo", excluded=r".*(img_mod|txt_mod|modulation).*"),
     side_multiple=16,
     token_multiple=16,
-    text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(tokens=tokens, graphs=GRAPHS, memory=MEMORY),
+    text_limit=lambda settings, variant: TextLimit(tokens=LLAMA_TOKENS),
+    plan=PlanCard(tokens=tokens, graphs=DOUBLE_AND_SINGLE, memory=MEMORY),
     sample_defaults=SamplePrompt(width=848, height=480, frames=61, steps=30, scale=1.0, guidance=6.0),
     recognition=RecognitionCard(
         hub_words=("hunyuanvideo", "hunyuan-video"),
-        marks=(
-            ("decoder.conv_in.conv.weight", None, AUTOENCODER),
-            ("vae.decoder.conv_in.conv.weight", None, AUTOENCODER),
-            *((prefix + QUERY, None, ENCODER) for prefix in LANGUAGE_PREFIXES),
-        ),
+        marks=(*HUNYUAN_VAE_MARKS, *LLAMA_MARKS),
         recognise=recognise,
         lora_marks=(
             *("double_blocks_0_img_mlp_fc1", "double_blocks.0.img_mlp.fc1", "single_blocks.38.", "single_blocks_38_"),
@@ -184,7 +155,7 @@ CARD = FamilyCard(
             ("HunyuanVideoImageToVideo", None, "HunyuanVideo I2V diffusers folder"),
             ("HunyuanVideo", "hunyuan_video", "HunyuanVideo diffusers folder"),
         ),
-        widths=((ENCODER, "layers.0.self_attn.k_proj.weight", 0, 1_024, ENCODER_8B),),
+        widths=LLAMA_WIDTHS,
     ),
     hub=HubCard(model=HUB_MODEL, tags=("text-to-video",), files=FILES),
 )

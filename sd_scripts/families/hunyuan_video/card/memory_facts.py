@@ -6,13 +6,12 @@ measured on an H200.
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, Projection
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
+from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, projections_of, swapped
 from sd_scripts.options.spec import OptionValues
 
 DOUBLE_BLOCKS, SINGLE_BLOCKS = 20, 40
-DOUBLE_BLOCK, SINGLE_BLOCK = 339_831_296, 141_591_808
-TEXT = 256
-"""Tokens of the text."""
 
 
 def latent_frames(frames: int) -> int:
@@ -21,7 +20,7 @@ def latent_frames(frames: int) -> int:
 
 def tokens(width: int, height: int, frames: int) -> int:
     """Return the tokens of the longest sequence that attention sees of a sample."""
-    return width // 16 * (height // 16) * latent_frames(frames) + TEXT
+    return width // 16 * (height // 16) * latent_frames(frames) + LLAMA_TOKENS
 
 
 def units(width: int, height: int, frames: int, settings: OptionValues) -> float:
@@ -29,25 +28,6 @@ def units(width: int, height: int, frames: int, settings: OptionValues) -> float
     return float(tokens(width, height, frames))
 
 
-def swap_counts(blocks_to_swap: int) -> tuple[int, int]:
-    """Return how many double and single blocks stay off the device; two single blocks are as large as one double."""
-    double = blocks_to_swap // 2
-    return double, (blocks_to_swap - double) * 2
-
-
-def swapped(blocks_to_swap: int) -> int:
-    double, single = swap_counts(blocks_to_swap)
-    return double * DOUBLE_BLOCK + single * SINGLE_BLOCK
-
-
-def projections(inputs: int, *outputs: int, count: int, rows: float) -> Projection:
-    """Return the memory facts of `count` layers; `rows` of their input for each token."""
-    return Projection(inputs=inputs, outputs=outputs, count=count, rows=rows, swappable=True)
-
-
-WIDTH, MLP_WIDTH = 3_072, 12_288
-BOTH = 2 * DOUBLE_BLOCKS
-"""Layers of double blocks: each block has one for the clip and one for the text."""
 LANGUAGE_LAYER = 218_112_000
 MEMORY = MemoryFacts(
     values={
@@ -59,15 +39,7 @@ MEMORY = MemoryFacts(
     largest_block=DOUBLE_BLOCK,
     largest_weight=3_072 * 21_504,
     lora={"denoiser": 3_686_400, "text_encoder1": 2_457_600, "text_encoder2": 165_888},
-    projections=(
-        projections(WIDTH, 6 * WIDTH, count=BOTH, rows=0),
-        projections(WIDTH, 3 * WIDTH, count=SINGLE_BLOCKS, rows=0),
-        projections(WIDTH, 3 * WIDTH, count=BOTH, rows=1 / 2),  # of text and clip, together one row for each token
-        projections(WIDTH, WIDTH, count=BOTH, rows=1 / 2),
-        *(projections(WIDTH, MLP_WIDTH, count=BOTH, rows=1 / 2), projections(MLP_WIDTH, WIDTH, count=BOTH, rows=1 / 2)),
-        projections(WIDTH, 3 * WIDTH + MLP_WIDTH, count=SINGLE_BLOCKS, rows=1),
-        projections(WIDTH + MLP_WIDTH, WIDTH, count=SINGLE_BLOCKS, rows=1),
-    ),
+    projections=projections_of(doubles=DOUBLE_BLOCKS, singles=SINGLE_BLOCKS),
     measured_rank=16,
     quantized={
         "denoiser": (DOUBLE_BLOCKS * 339_738_624 + SINGLE_BLOCKS * 141_557_760, 0),

@@ -4,7 +4,6 @@ from functools import partial
 
 from sd_scripts.families.cards.family_card import (
     DENOISER,
-    VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -15,11 +14,13 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE
 from sd_scripts.families.krea2.card.hub_files import FILES
 from sd_scripts.families.krea2.card.memory_facts import MEMORY
 from sd_scripts.families.krea2.card.options import RECOMMENDED, Krea2ModelOptions
-from sd_scripts.families.krea2.card.speeds import GRAPHS, SPEEDS
+from sd_scripts.families.krea2.card.speeds import SPEEDS
 from sd_scripts.families.krea2.card.timesteps import share_above
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
@@ -38,9 +39,7 @@ QWEN3_VL = "visual.deepstack_merger_list.0.norm.weight"
 """A key of its vision tower: its language model has the keys of a Qwen3."""
 ENCODERS = (QWEN3_VL, f"model.{QWEN3_VL}")
 ENCODER, ENCODER_4B = "Qwen3-VL text encoder", "Qwen3-VL-4B text encoder"
-VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
 """Keys of the VAE in ComfyUI's files and in diffusers'."""
-AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
@@ -105,16 +104,7 @@ CARD = FamilyCard(
                 prefixes=("", "text_encoders.qwen3vl_4b.transformer."),
                 signature_keys=ENCODERS,
             ),
-            ComponentCard(
-                name=VAE,
-                option="vae",
-                kind="VAE",
-                title="Qwen-Image's VAE",
-                folder="vae",
-                fitting=(AUTOENCODER,),
-                prefixes=("", "vae."),
-                signature_keys=VAES,
-            ),
+            CAUSAL_VAE,
         ),
         base_file="a Krea 2 file",
         base_model="a Krea 2 transformer",
@@ -124,7 +114,7 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY, share_above=share_above),
+    plan=PlanCard(graphs=ONE_KIND, speeds=SPEEDS, memory=MEMORY, share_above=share_above),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=28, scale=5.5),
     recognition=RecognitionCard(
         hub_words=("krea-2", "krea2"),

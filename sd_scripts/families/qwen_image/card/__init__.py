@@ -4,7 +4,6 @@ from functools import partial
 
 from sd_scripts.families.cards.family_card import (
     DENOISER,
-    VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -15,12 +14,13 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE, CAUSAL_VAE_MARKS
 from sd_scripts.families.qwen_image.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.qwen_image.card.hub_files import FILES
 from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
 from sd_scripts.families.qwen_image.card.options import RECOMMENDED, QwenImageModelOptions
-from sd_scripts.families.qwen_image.card.speeds import GRAPHS
 from sd_scripts.families.qwen_image.card.timesteps import share_above
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
@@ -43,10 +43,8 @@ VARIANTS = (
 )
 """(substring of a key, variant) of models with such a transformer that cannot be trained as Qwen-Image."""
 ENCODERS = ("visual.blocks.0.mlp.gate_proj.weight", "model.visual.blocks.0.mlp.gate_proj.weight")
-VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
 """Keys of text encoder and VAE, as in ComfyUI's files, and as transformers and diffusers write them."""
 ENCODER, ENCODER_7B = "Qwen2.5-VL text encoder", "Qwen2.5-VL-7B text encoder"
-AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
@@ -115,16 +113,7 @@ CARD = FamilyCard(
                 prefixes=("", "text_encoders.qwen25_7b.transformer."),
                 signature_keys=ENCODERS,
             ),
-            ComponentCard(
-                name=VAE,
-                option="vae",
-                kind="VAE",
-                title="Qwen-Image's VAE",
-                folder="vae",
-                fitting=(AUTOENCODER,),
-                prefixes=("", "vae."),
-                signature_keys=VAES,
-            ),
+            CAUSAL_VAE,
         ),
         base_file="a Qwen-Image file",
         base_model="a Qwen-Image transformer",
@@ -134,11 +123,11 @@ CARD = FamilyCard(
     side_multiple=16,
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
-    plan=PlanCard(graphs=GRAPHS, memory=MEMORY, share_above=share_above),
+    plan=PlanCard(graphs=ONE_KIND, memory=MEMORY, share_above=share_above),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),
     recognition=RecognitionCard(
         hub_words=("qwen",),
-        marks=(*((key, None, AUTOENCODER) for key in VAES), *((key, None, ENCODER) for key in ENCODERS)),
+        marks=(*CAUSAL_VAE_MARKS, *((key, None, ENCODER) for key in ENCODERS)),
         recognise=recognise,
         lora_marks=("img_mlp_net_", "img_mlp.net.", "attn_add_q_proj", "attn.add_q_proj", "img_mod_1", "img_mod.1"),
         pipelines=(

@@ -1,11 +1,11 @@
 """Wan 2.1 and 2.2, as the page, the options and the file recognition see them."""
 
+from dataclasses import replace
 from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import (
     DENOISER,
-    VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -16,13 +16,14 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE
 from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.wan.card.experts import trains_both
 from sd_scripts.families.wan.card.hub_files import FILES
 from sd_scripts.families.wan.card.memory_facts import MEMORY, MEMORY_OF_1_3B, tokens
 from sd_scripts.families.wan.card.options import RECOMMENDED, WanModelOptions, WanSamplingOptions
-from sd_scripts.families.wan.card.speeds import GRAPHS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.dataset import ControlOptions
@@ -43,13 +44,10 @@ ENCODERS = (
     "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
 )
 """Keys that only UMT5 has: in T5 the first layer alone has a position bias."""
-VAES = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
-"""Keys of the VAE, which Qwen-Image's has too, in official and in diffusers' files."""
 IMAGE_PREFIXES = ("visual.", "vision_model.", "")
 IMAGE_ENCODERS = ("cls_embedding", "embeddings.class_embedding")
 IMAGE_ENCODER = "CLIP image encoder"
 ENCODER, ENCODER_XXL = "UMT5 text encoder", "UMT5-XXL text encoder"
-AUTOENCODER = "Qwen-Image or Wan 2.1 VAE"
 SIZES = {1536: "1.3B", 3072: "5B", 5120: "14B"}
 HIGH_NOISE = "high_noise"
 FUN_CONTROL = "Fun-Control"
@@ -131,16 +129,7 @@ CARD = FamilyCard(
                 prefixes=("",),
                 signature_keys=ENCODERS,
             ),
-            ComponentCard(
-                name=VAE,
-                option="vae",
-                kind="VAE",
-                title="Wan's VAE",
-                folder="vae",
-                fitting=(AUTOENCODER,),
-                prefixes=("", "vae."),
-                signature_keys=VAES,
-            ),
+            replace(CAUSAL_VAE, title="Wan's VAE"),
             ComponentCard(
                 name="image_encoder",
                 option="clip",
@@ -173,7 +162,7 @@ CARD = FamilyCard(
     token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(
-        tokens=tokens, graphs=GRAPHS, memory=MEMORY, memory_of_others=(MEMORY_OF_1_3B,), trains_two=trains_both
+        tokens=tokens, graphs=ONE_KIND, memory=MEMORY, memory_of_others=(MEMORY_OF_1_3B,), trains_two=trains_both
     ),
     sample_defaults=SamplePrompt(width=832, height=480, frames=81, steps=50, scale=5.0),
     recognition=RecognitionCard(

@@ -5,8 +5,9 @@ from dataclasses import replace
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import VAE, PanelCard
 from sd_scripts.families.cards.flow_defaults import MUSUBI
-from sd_scripts.families.wan.card import AUTOENCODER, DIFFUSERS, OFFICIAL, PATCH, PREFIXES, VAES
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE_KEYS, CAUSAL_VAE_KIND
 from sd_scripts.families.wan.card import CARD as WAN
+from sd_scripts.families.wan.card import DIFFUSERS, OFFICIAL, PATCH, PREFIXES
 from sd_scripts.families.wan.card.memory_facts import latent_frames, memory_of
 from sd_scripts.families.wan_5b.card.hub_files import FILES
 from sd_scripts.families.wan_5b.card.options import Wan5BOptions
@@ -57,7 +58,9 @@ CARD = replace(
     files=replace(
         WAN.files,
         components=tuple(
-            replace(each, title="Wan 2.2's VAE", fitting=(AUTOENCODER_22, AUTOENCODER)) if each.name == VAE else each
+            replace(each, title="Wan 2.2's VAE", fitting=(AUTOENCODER_22, CAUSAL_VAE_KIND))
+            if each.name == VAE
+            else each
             for each in WAN.files.components
             if not each.optional
         ),
@@ -80,7 +83,7 @@ CARD = replace(
         recognise=recognise,
         lora_marks=(),
         pipelines=(),
-        widths=tuple((AUTOENCODER, key, 0, 1024, AUTOENCODER_22) for key in VAES),
+        widths=tuple((CAUSAL_VAE_KIND, key, 0, 1024, AUTOENCODER_22) for key in CAUSAL_VAE_KEYS),
     ),
     hub=replace(WAN.hub, model=HUB_MODEL, files=FILES),
     page=replace(

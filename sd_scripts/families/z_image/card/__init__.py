@@ -4,7 +4,6 @@ from functools import partial
 
 from sd_scripts.families.cards.family_card import (
     DENOISER,
-    VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -16,6 +15,7 @@ from sd_scripts.families.cards.family_card import (
 )
 from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import FLUX_VAE
 from sd_scripts.families.z_image.card.checks import REMARKS
 from sd_scripts.families.z_image.card.hub_files import FILES
 from sd_scripts.families.z_image.card.memory_facts import MEMORY, image_tokens
@@ -100,17 +100,7 @@ CARD = FamilyCard(
                 prefixes=("model.", "", "text_encoders.qwen3_4b.transformer.model."),
                 signature_keys=("layers.0.self_attn.q_norm.weight",),
             ),
-            ComponentCard(
-                name=VAE,
-                option="vae",
-                kind="autoencoder",
-                title="FLUX.1's autoencoder",
-                folder="vae",
-                fitting=("FLUX.1 autoencoder",),
-                prefixes=("", "vae."),
-                signature_keys=("decoder.conv_in.weight",),
-                first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="autoencoder"),
-            ),
+            FLUX_VAE,
         ),
         base_file="a Z-Image file",
         base_model="a Z-Image transformer",

@@ -1,4 +1,4 @@
-"""Encode clips to latents, and decode them, with HunyuanVideo's causal VAE; an image is a clip of one frame."""
+"""HunyuanVideo's causal VAE, which FramePack has, too: sizes, encoding, decoding. An image is a clip of one frame."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.data.caches.caching import LatentLayout
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE
 from sd_scripts.families.common.autoencoder import (
@@ -18,11 +17,12 @@ from sd_scripts.families.common.autoencoder import (
     vae_decode,
     vae_encode,
 )
-from sd_scripts.families.common.family import Components
-from sd_scripts.families.hunyuan_video import keys
+from sd_scripts.families.common.components import Components
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
-from sd_scripts.library.files.state_dicts import Shapes
+from sd_scripts.library.files.state_dicts import Shapes, count
 
+LATENT_SCALE = 0.476986
+"""latents = encoded * scale"""
 CHANNELS, SIDE, STEP = 16, 8, 4
 """Channels of latents; pixels and frames along one of them."""
 ENCODED = Tile(32)
@@ -37,13 +37,27 @@ def latent_shape(extent: Extent) -> tuple[int, ...]:
     return CHANNELS, frames, extent.height // SIDE, extent.width // SIDE
 
 
-LATENTS = LatentLayout(suffix="hunyuan_video", shape=latent_shape)
+def vae_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the arguments of diffusers' AutoencoderKLHunyuanVideo. Raises KeyError if a needed key is missing."""
+    levels = count(shapes, r"encoder\.down_blocks\.\d+\.resnets\.0\.conv1\.conv\.weight")
+    widths = [shapes[f"encoder.down_blocks.{level}.resnets.0.conv1.conv.weight"][0] for level in range(levels)]
+    return {
+        "in_channels": shapes["encoder.conv_in.conv.weight"][1],
+        "out_channels": shapes["decoder.conv_out.conv.weight"][0],
+        "latent_channels": shapes["post_quant_conv.weight"][0],
+        "block_out_channels": tuple(widths),
+        "down_block_types": ("HunyuanVideoDownBlock3D",) * levels,
+        "up_block_types": ("HunyuanVideoUpBlock3D",) * levels,
+        "layers_per_block": count(shapes, r"encoder\.down_blocks\.0\.resnets\.\d+\.conv1\.conv\.weight"),
+        "norm_num_groups": min(32, widths[0] // 2),
+        "scaling_factor": LATENT_SCALE,
+    }
 
 
 def make_vae(shapes: Shapes) -> nn.Module:
     """Return a VAE that reads and writes whole clips: diffusers' default blends pieces of 16 frames, whose latents
     differ."""
-    vae: Any = AutoencoderKLHunyuanVideo(**keys.vae_config(shapes))
+    vae: Any = AutoencoderKLHunyuanVideo(**vae_config(shapes))
     vae.use_framewise_encoding = vae.use_framewise_decoding = False
     return vae  # type: ignore[no-any-return]
 

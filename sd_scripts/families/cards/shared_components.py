@@ -1,0 +1,75 @@
+"""Text encoders and autoencoders that several families have: how their files are named and recognised."""
+
+from sd_scripts.families.cards.family_card import VAE, ComponentCard, FirstLayer, Mark
+
+CLIP_L = ComponentCard(
+    name="text_encoder1",
+    option="clip_l",
+    kind="CLIP text encoder",
+    title="the CLIP-L text encoder",
+    folder="text_encoder",
+    fitting=("CLIP-L text encoder", "CLIP text encoder"),
+    prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
+    signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
+)
+
+LLAMA_TOKENS = 256
+"""Tokens of caption and suffix that transformers read of LLaMA's; longer captions are truncated."""
+_LLAMA, _LLAMA_8B = "LLaMA-like text encoder", "LLaVA-LLaMA-3-8B text encoder"
+_LLAMA_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+_QUERY = "layers.0.self_attn.q_proj.weight"
+LLAMA = ComponentCard(
+    name="text_encoder1",
+    option="text_encoder1",
+    kind="LLaMA text encoder",
+    title="the LLaVA-LLaMA-3-8B text encoder",
+    folder="text_encoder",
+    fitting=(_LLAMA_8B, _LLAMA),
+    prefixes=(*_LLAMA_PREFIXES, "text_encoders.llama.transformer.model."),
+    signature_keys=(_QUERY,),
+)
+LLAMA_MARKS: tuple[Mark, ...] = tuple((prefix + _QUERY, None, _LLAMA) for prefix in _LLAMA_PREFIXES)
+LLAMA_WIDTHS = ((_LLAMA, "layers.0.self_attn.k_proj.weight", 0, 1_024, _LLAMA_8B),)
+
+FLUX_VAE_KIND = "FLUX.1 autoencoder"
+FLUX_VAE = ComponentCard(
+    name=VAE,
+    option="vae",
+    kind="autoencoder",
+    title="FLUX.1's autoencoder",
+    folder="vae",
+    fitting=(FLUX_VAE_KIND,),
+    prefixes=("", "vae."),
+    signature_keys=("decoder.conv_in.weight",),
+    first_layer=FirstLayer(keys=("encoder.conv_in.weight",), channels=3, kind="autoencoder"),
+)
+
+CAUSAL_VAE_KEYS = ("decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma")
+"""Keys of Qwen-Image's VAE and of Wan's, in official files and ComfyUI's, and in diffusers'."""
+CAUSAL_VAE_KIND = "Qwen-Image or Wan 2.1 VAE"
+CAUSAL_VAE = ComponentCard(
+    name=VAE,
+    option="vae",
+    kind="VAE",
+    title="Qwen-Image's VAE",
+    folder="vae",
+    fitting=(CAUSAL_VAE_KIND,),
+    prefixes=("", "vae."),
+    signature_keys=CAUSAL_VAE_KEYS,
+)
+CAUSAL_VAE_MARKS: tuple[Mark, ...] = tuple((key, None, CAUSAL_VAE_KIND) for key in CAUSAL_VAE_KEYS)
+
+HUNYUAN_VAE_KIND = "HunyuanVideo VAE"
+HUNYUAN_VAE = ComponentCard(
+    name=VAE,
+    option="vae",
+    kind="VAE",
+    title="HunyuanVideo's VAE",
+    folder="vae",
+    fitting=(HUNYUAN_VAE_KIND,),
+    prefixes=("", "vae."),
+    signature_keys=("decoder.conv_in.conv.weight",),
+)
+HUNYUAN_VAE_MARKS: tuple[Mark, ...] = tuple(
+    (prefix + key, None, HUNYUAN_VAE_KIND) for prefix in HUNYUAN_VAE.prefixes for key in HUNYUAN_VAE.signature_keys
+)
