@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from benchmarks.full_size.common.rows import options_of, video_rows
 from benchmarks.full_size.common.vocabulary import save_tokenizer
 from benchmarks.full_size.common.weights import random_weights, unknown
+from sd_scripts.families.cards.shared_components import UMT5_TOKENS
 from sd_scripts.families.common.components import VAE
-from sd_scripts.families.wan.card import LONGEST
+from sd_scripts.families.common.encoders.umt5 import TOKENS
 from sd_scripts.families.wan.card.options import RECOMMENDED
 from sd_scripts.families.wan.full_size import UMT5, modules
-from sd_scripts.families.wan.text import TOKENS
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.testing.miniature import t5_tokenizer
 
@@ -28,7 +28,7 @@ ROWS = video_rows(36)
 def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
     """Call the transformer on the meta device for one image or clip of this size in pixels."""
     latents = unknown(1, 16, 1 + frames // 4, height // 8, width // 8)
-    predicted: Tensor = denoiser(latents, unknown(1, LONGEST, UMT5["d_model"]), unknown(1))
+    predicted: Tensor = denoiser(latents, unknown(1, UMT5_TOKENS, UMT5["d_model"]), unknown(1))
     return predicted
 
 

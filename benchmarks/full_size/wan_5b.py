@@ -9,7 +9,7 @@ from benchmarks.full_size.common.weights import unknown
 from benchmarks.full_size.wan import LAYERS
 from benchmarks.full_size.wan import OPTIONS as OPTIONS
 from benchmarks.full_size.wan import SHORT_ENCODER as SHORT_ENCODER
-from sd_scripts.families.wan.card import LONGEST
+from sd_scripts.families.cards.shared_components import UMT5_TOKENS
 from sd_scripts.families.wan.full_size import UMT5
 from sd_scripts.families.wan_5b.full_size import PARAMS, modules
 
@@ -23,7 +23,7 @@ ROWS = {
 def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
     """Call the transformer on the meta device for one image or clip of this size in pixels."""
     latents = unknown(1, PARAMS.channels, 1 + frames // 4, height // 16, width // 16)
-    predicted: Tensor = denoiser(latents, unknown(1, LONGEST, UMT5["d_model"]), unknown(1))
+    predicted: Tensor = denoiser(latents, unknown(1, UMT5_TOKENS, UMT5["d_model"]), unknown(1))
     return predicted
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 
+from sd_scripts.families.cards.shared_components import UMT5_TOKENS
 from sd_scripts.families.common.components import Components
-from sd_scripts.families.wan.card import LONGEST
 from sd_scripts.families.wan.model import WanParams
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
@@ -46,7 +46,7 @@ def make_pipeline(denoiser: Any, vae: Any) -> Any:
 def text_arguments(components: Components, prompt: SamplePrompt, settings: Settings) -> dict[str, Any]:
     """Return guidance and random text embeddings in the pipeline's format."""
     denoiser: Any = components.denoiser
-    embeds = (torch.randn(1, LONGEST, denoiser.params.text_width) for _ in range(2))
+    embeds = (torch.randn(1, UMT5_TOKENS, denoiser.params.text_width) for _ in range(2))
     return {"guidance_scale": prompt.scale, "prompt_embeds": next(embeds), "negative_prompt_embeds": next(embeds)}
 
 
@@ -55,5 +55,5 @@ def step_arguments(transformer: Any, width: int, height: int, frames: int) -> di
     return {
         "hidden_states": torch.randn(1, transformer.config.in_channels, 1 + frames // 4, height // 8, width // 8),
         "timestep": torch.tensor([500.0]),
-        "encoder_hidden_states": torch.randn(1, LONGEST, transformer.config.text_dim),
+        "encoder_hidden_states": torch.randn(1, UMT5_TOKENS, transformer.config.text_dim),
     }

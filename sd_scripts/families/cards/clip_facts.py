@@ -31,3 +31,8 @@ class ClipFacts:
     def fitting(self, frames: int) -> int:
         """Return the largest number of frames that a clip of `frames`, at least 1, can be cut to."""
         return (frames - 1) // self.frame_step * self.frame_step + 1
+
+
+def latent_frames(frames: int) -> int:
+    """Return the latent frames of a clip in a causal VAE: the first frame has one of its own, then four share one."""
+    return 1 + (frames - 1) // 4

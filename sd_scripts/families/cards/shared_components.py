@@ -31,6 +31,25 @@ LLAMA = ComponentCard(
 LLAMA_MARKS: tuple[Mark, ...] = tuple((prefix + _QUERY, None, _LLAMA) for prefix in _LLAMA_PREFIXES)
 LLAMA_WIDTHS = ((_LLAMA, "layers.0.self_attn.k_proj.weight", 0, 1_024, _LLAMA_8B),)
 
+UMT5_TOKENS = 512
+"""Tokens of a caption, end token included; longer captions are truncated."""
+_UMT5, _UMT5_XXL = "UMT5 text encoder", "UMT5-XXL text encoder"
+UMT5 = ComponentCard(
+    name="text_encoder1",
+    option="t5",
+    kind=_UMT5,
+    title="the UMT5-XXL text encoder",
+    folder="text_encoder",
+    fitting=(_UMT5_XXL, _UMT5),
+    prefixes=("",),
+    signature_keys=(  # in T5 the first layer alone has a position bias
+        "blocks.0.pos_embedding.embedding.weight",
+        "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
+    ),
+)
+UMT5_MARKS: tuple[Mark, ...] = tuple((key, None, _UMT5) for key in UMT5.signature_keys)
+UMT5_WIDTHS = tuple((_UMT5, key, 1, 4096, _UMT5_XXL) for key in ("SelfAttention.q.weight", "blocks.0.attn.q.weight"))
+
 FLUX_VAE_KIND = "FLUX.1 autoencoder"
 FLUX_VAE = ComponentCard(
     name=VAE,

@@ -125,8 +125,10 @@ class BlockLists:
         return [list(transformer.get_submodule(name).children()) for name in self.names]
 
     def place(self, components: Components, placement: Placement, device: torch.device) -> None:
-        """Move the transformer to the device, quantized and with swapped blocks as the options specify."""
-        transformer = cast(BlockTransformer, components.denoiser)
+        """Move the denoiser to the device, quantized and with swapped blocks as the options specify."""
+        self.place_model(cast(BlockTransformer, components.denoiser), placement, device)
+
+    def place_model(self, transformer: BlockTransformer, placement: Placement, device: torch.device) -> None:
         kinds = zip(self.of(transformer), self.counts(placement.swapped_blocks), strict=True)
         place_transformer(transformer, kinds, placement.quantization, device, few_tokens=self.few_tokens)
 

@@ -1,13 +1,11 @@
 """Sample FramePack clips section by section, and images as single frames."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.noise_levels import shift_of
 from sd_scripts.families.common.encoders.hunyuan_vae import decode_latents, encode_images, latent_shape
@@ -15,8 +13,8 @@ from sd_scripts.families.common.encoders.llama import MASK, pad_text
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.sampling import (
     apply_guidance,
-    control_pixels,
     eval_mode,
+    frame_of,
     length_of,
     make_generator,
     offer_preview,
@@ -83,7 +81,9 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     with eval_mode([transformer, components.vae]):
         options = settings[FramePackOptions]
         names = (prompt.start_image,) if prompt.start_image else prompt.control_images
-        images = _latents_of(components, replace(prompt, control_images=names), (width, height), settings, device)
+        with on_device(components.vae, device):
+            frames_of = (frame_of(name, (width, height), settings) for name in names)
+            images = [encode_images(components, each) for each in frames_of]
         if frames == 1:
             section = single_frame(options, device)
             _, known = section.split(torch.zeros((1, *shape), device=device))
@@ -104,15 +104,6 @@ def _clip(start: Tensor, sections: int, generate: Callable[[Tensor, list[Known],
         _, known = section.split(clip)
         clip[:, :, section.frames] = generate(section.places, known, WINDOW)
     return clip
-
-
-def _latents_of(
-    components: Components, prompt: SamplePrompt, size: tuple[int, int], settings: Settings, device: torch.device
-) -> list[Tensor]:
-    """Return the latents of the prompt's control images, each (1, 16, 1, h, w), resized to cover the sample."""
-    pixels = control_pixels(prompt, size, control_rules(settings.values().get))
-    with on_device(components.vae, device):
-        return [encode_images(components, each[:, :, None]) for each in pixels]
 
 
 def _grey(components: Components, size: tuple[int, int], device: torch.device) -> Tensor:

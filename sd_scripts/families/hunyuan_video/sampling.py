@@ -6,7 +6,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.common.encoders.hunyuan_vae import decode_latents, encode_images, latent_shape
 from sd_scripts.families.common.encoders.llama import OUTPUTS, pad_text
@@ -14,8 +13,8 @@ from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, euler_steps
 from sd_scripts.families.common.sampling import (
     apply_guidance,
-    control_pixels,
     eval_mode,
+    frame_of,
     length_of,
     make_generator,
     on_device,
@@ -76,11 +75,9 @@ def _start_of(components: Components, prompt: SamplePrompt, size: tuple[int, int
         return None
     if not prompt.start_image:
         raise ValueError("image_path: SkyReels-V1 I2V makes clips from an image; name one with --i in the prompt")
-    only = SamplePrompt(control_images=(prompt.start_image,))
-    (pixels,) = control_pixels(only, size, control_rules(settings.values().get))
     device = cast(HunyuanVideoTransformer, components.denoiser).device
     with on_device(components.vae, device):
-        return encode_images(components, pixels[:, :, None])
+        return encode_images(components, frame_of(prompt.start_image, size, settings))
 
 
 def guided_velocity(

@@ -7,7 +7,7 @@ Fun-Control models read the latents of a control clip instead, and then those of
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.encoders.causal_vae import encode_clip
+from sd_scripts.families.common.encoders.vision import clip_features
 from sd_scripts.families.common.family import Conditions
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 
@@ -25,7 +26,6 @@ CONTROL, START = "control", "start"
 READS_START = "reads_start"
 """Among the extras of components: whether a Fun-Control model is trained with the first frame too."""
 MASK_CHANNELS = 4
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 def params_of(components: Components) -> WanParams:
@@ -102,16 +102,8 @@ def conditions_of(
 
 
 def see(components: Components, image: Tensor) -> Tensor:
-    """Return CLIP's features (B, 257, 1280) of an image (B, 3, 1, H, W), squashed to a square: the states before its
-    last layer."""
-    encoder: Any = components.others[IMAGE_ENCODER]
-    weight = next(encoder.parameters())
-    side = encoder.config.image_size
-    square = F.interpolate(image[:, :, 0].float(), (side, side), mode="bicubic", align_corners=False)
-    mean, std = (torch.tensor(values, device=image.device).view(1, 3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
-    pixels = ((square / 2 + 0.5 - mean) / std).to(weight.device, weight.dtype)
-    features: Tensor = encoder(pixels, output_hidden_states=True).hidden_states[-2]
-    return features.float()
+    """Return CLIP's features (B, 257, 1280) of an image (B, 3, 1, H, W)."""
+    return clip_features(components.others[IMAGE_ENCODER], image[:, :, 0])
 
 
 CONDITIONS = Conditions(

@@ -77,7 +77,7 @@ class UntrainedExpert:
         if self.other is None:
             self.components.load(HIGH_NOISE)
             model = cast(WanTransformer, self.components.module(HIGH_NOISE))
-            load.place_model(model, placement_of(self.settings), latents.device)
+            load.BLOCK_LISTS.place_model(model, placement_of(self.settings), latents.device)
             self.other = self.make(model, not self.trains_high)
         return self.other(latents, t)
 

@@ -2,6 +2,15 @@
 
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanResidualBlock
 
+from sd_scripts.families.common.encoders.causal_vae import encode_clips
+from sd_scripts.families.common.encoders.umt5 import (
+    OUTPUTS,
+    encode_text,
+    pad_text,
+    text_cache_key,
+    text_limit,
+    tokenize,
+)
 from sd_scripts.families.common.family import (
     Blocks,
     Family,
@@ -16,17 +25,7 @@ from sd_scripts.families.wan.experts import prepare
 from sd_scripts.families.wan.load import LAYOUTS, place, problems
 from sd_scripts.families.wan.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.wan.objective import loss, metadata, step_inputs
-from sd_scripts.families.wan.sampling import prompt_captions, sample
-from sd_scripts.families.wan.text import (
-    encode_text,
-    pad_text,
-    text_cache_fits,
-    text_cache_key,
-    text_limit,
-    tokenize,
-    trim_text,
-)
-from sd_scripts.families.wan.vae import LATENTS, encode_images
+from sd_scripts.families.wan.sampling import LATENTS, prompt_captions, sample
 
 FAMILY = WAN = Family(
     card=CARD,
@@ -43,10 +42,10 @@ FAMILY = WAN = Family(
         adapted=lambda settings: (True,),
         cache_suffix="wan_clip_te",
         cache_key=text_cache_key,
-        cache_fits=text_cache_fits,
+        cache_fits=OUTPUTS.cache_fits,
         limit=text_limit,
         reads=lambda limit: (limit - 1,),  # without the end
-        trim=trim_text,
+        trim=OUTPUTS.trim,
         pad=pad_text,
     ),
     blocks=Blocks(
@@ -60,7 +59,7 @@ FAMILY = WAN = Family(
     layouts=LAYOUTS,
     prepare=prepare,
     problems=problems,
-    encode_images=encode_images,
+    encode_images=encode_clips,
     conditions=CONDITIONS,
     place=place,
     step_inputs=step_inputs,

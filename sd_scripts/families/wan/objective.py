@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.families.common.encoders.umt5 import STATES
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, flow_loss, flow_metadata
 from sd_scripts.families.wan.conditions import CONDITION, CONTROL, FEATURES, START, input_channels
 from sd_scripts.families.wan.experts import expert_metadata
-from sd_scripts.families.wan.text import STATES
 from sd_scripts.settings.settings import Settings
 
 

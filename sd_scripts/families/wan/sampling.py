@@ -1,6 +1,5 @@
 """Sample Wan's clips and images."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import cast
@@ -9,15 +8,17 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.caches.caching import LatentLayout
-from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.families.cards.clip_facts import latent_frames
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.families.common.encoders.causal_vae import decode_clip, encode_clip
+from sd_scripts.families.common.encoders.umt5 import OUTPUTS, pad_text
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, solver_steps
 from sd_scripts.families.common.sampling import (
     control_frames,
-    control_pixels,
     eval_mode,
+    frame_of,
     length_of,
     make_generator,
     on_device,
@@ -36,14 +37,16 @@ from sd_scripts.families.wan.conditions import (
 from sd_scripts.families.wan.experts import UntrainedExpert, velocity_of
 from sd_scripts.families.wan.guidance import StepCounter, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
-from sd_scripts.families.wan.text import MASK, pad_text
-from sd_scripts.families.wan.vae import LATENTS, decode_latents, encode_images
 from sd_scripts.library.diffusion.flow_solvers import make_solver
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
 from sd_scripts.settings.settings import Settings
 
+LATENTS = LatentLayout(
+    suffix="wan_clip",
+    shape=lambda extent: (16, latent_frames(extent.frames), extent.height // 8, extent.width // 8),
+)
 prompt_captions = partial(common_captions, unset=NEGATIVE)
 
 
@@ -70,14 +73,14 @@ def sample(
 
     def decoded(latents: Tensor) -> Tensor:
         with on_device(components.vae, device):
-            return decode_latents(components, latents)[0]
+            return decode_clip(components.vae, latents)[0]
 
     with eval_mode([transformer, components.vae]):
         shape = (1, *latent_layout.shape(Extent(width, height, frames)))
         noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
         conditions = conditions_for(components, prompt, (width, height, frames), fps, settings)
         shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
-        captions = captions_of(text, device, settings[CompileOptions])
+        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, device)]
         options = settings[WanSamplingOptions]
         solver = make_solver(options.sample_solver, prompt.steps, shift)
         step = StepCounter(steps_of(options, prompt.steps))
@@ -89,9 +92,10 @@ def sample(
 
         velocity = predicted = velocity_of(components, settings, make)
         start = None
-        if keeps_start and (image := _frame(prompt.start_image, (width, height), device, settings)) is not None:
+        if keeps_start and prompt.start_image:
+            image = frame_of(prompt.start_image, (width, height), settings)
             with on_device(components.vae, device):
-                start = encode_images(components, image)
+                start = encode_clip(components.vae, image)
             velocity = keeping_start(velocity, start)
         latents = solver_steps(noise, solver, step.counting(velocity), lambda so_far: decoded(so_far[:, :, :1]))
         if isinstance(predicted, UntrainedExpert):
@@ -115,14 +119,6 @@ def keeping_start(velocity: Velocity, start: Tensor) -> Velocity:
     return predicted
 
 
-def captions_of(text: dict[str, Tensor], device: torch.device, options: CompileOptions) -> list[dict[str, Tensor]]:
-    """Split the outputs of several captions, (B, T, ...), into batches of one at the length that the model reads."""
-    return [
-        pad_text({name: each[number : number + 1].to(device) for name, each in text.items()}, options)
-        for number in range(len(text[MASK]))
-    ]
-
-
 def conditions_for(
     components: Components, prompt: SamplePrompt, extent: tuple[int, int, int], fps: float, settings: Settings
 ) -> dict[str, Tensor]:
@@ -134,7 +130,7 @@ def conditions_for(
     follows = follows_control(params)
     sees = bool(params.image_width and (prompt.start_image or not follows))
     _check_files(prompt, follows=follows, lacks_encoder=sees and IMAGE_ENCODER not in components.sources)
-    *size, frames = extent
+    width, height, frames = extent
     device = cast(WanTransformer, components.denoiser).device
     loads = sees and not components.is_loaded(IMAGE_ENCODER)
     if loads:
@@ -143,10 +139,13 @@ def conditions_for(
     with ExitStack() as stack:
         for module in used:
             stack.enter_context(on_device(module, device))
-        first, last = (_frame(name, size, device, settings) for name in (prompt.start_image, prompt.end_image))
+        first, last = (
+            frame_of(name, (width, height), settings).to(device) if name else None
+            for name in (prompt.start_image, prompt.end_image)
+        )
         if prompt.control_clip and follows:
             control = control_frames(prompt.control_clip, Extent(*extent), fps).to(device)
-            conditions = {CONTROL: encode_images(components, control)}
+            conditions = {CONTROL: encode_clip(components.vae, control)}
             conditions |= {} if first is None else start_conditions(components, first)
         else:
             conditions = conditions_of(components, first, frames, last)
@@ -163,12 +162,3 @@ def _check_files(prompt: SamplePrompt, *, follows: bool, lacks_encoder: bool) ->
         raise ValueError("image_path: this Wan model makes clips from an image; name one with --i in the prompt")
     if lacks_encoder:
         raise ValueError("clip: not set, but the start image is read by CLIP's image encoder; set it to its file")
-
-
-def _frame(name: str | None, size: Sequence[int], device: torch.device, settings: Settings) -> Tensor | None:
-    """Return an image (1, 3, 1, H, W) in -1..1 that covers this width and height; None without a name."""
-    if not name:
-        return None
-    only = SamplePrompt(control_images=(name,))
-    (pixels,) = control_pixels(only, (size[0], size[1]), control_rules(settings.values().get))
-    return pixels[:, :, None].to(device)

@@ -12,20 +12,19 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 
 from sd_scripts.families.common.components import DENOISER, VAE
-from sd_scripts.families.common.encoders.causal_vae import statistics
+from sd_scripts.families.common.encoders.tiny_causal_vae import AUTOENCODER, calibrate
+from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.library.diffusion.dit_layers import pack_clip
 from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
-from sd_scripts.library.files.safetensors_io import save_model
-from sd_scripts.testing import demo_images
+from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     Miniature,
     fit_velocity,
-    images,
     randomize,
-    set_moments,
+    states_of,
     t5_tokenizer,
     weaken_conditioning,
     without_attention,
@@ -45,34 +44,14 @@ TEXT = 0.2
 """How much of the text reaches the tokens."""
 DISTURBANCE = 5.0
 """How strong attention is compared with what bypasses it."""
-AUTOENCODER: dict[str, Any] = {
-    "base_dim": 16,
-    "dim_mult": [1, 1, 2, 2],
-    "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-}
 
 
 def write_miniature(folder: Path, params: WanParams = PARAMS, autoencoder: dict[str, Any] = AUTOENCODER) -> Miniature:
     """Create the three files of a Wan 2.1 T2V, the tokenizer next to them, and captioned images: a few MB, in
     seconds. `params` may be those of an image-to-video model, which gets an image encoder too."""
-    data_dir = demo_images.write_images(folder / "images")
-    transformer = folder / "miniature_wan.safetensors"
     tokenizer = t5_tokenizer()
-    tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / "tokenizer")
     modules = tiny_modules(len(tokenizer), params, autoencoder)
-    files = {
-        "pretrained_model_name_or_path": transformer,
-        "t5": folder / "umt5.safetensors",
-        "vae": folder / "vae.safetensors",
-    }
-    if IMAGE_ENCODER in modules:
-        files["clip"] = folder / "clip_vision.safetensors"
-    for name, file in zip(modules, files.values(), strict=True):
-        state = modules[name].state_dict()
-        state.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
-        save_model(file, state, {})
-    return Miniature(family="wan", files=files, data_dir=data_dir)
+    return miniature.write_miniature(CARD, folder, (tokenizer,), states_of(modules))
 
 
 write_narrow = write_miniature
@@ -105,7 +84,7 @@ def tiny_modules(
     weaken_conditioning([transformer.time_projection[1]], transformer.time_embedding[2])  # type: ignore[list-item, arg-type]
     for block in transformer.blocks:
         block.cross_attn.o.weight.mul_(TEXT)  # type: ignore[union-attr, operator]
-    _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1, 1), generator)
+    _fit(transformer, calibrate(vae)[:, :, None].repeat(4, 1, 1, 1, 1), generator)
     return modules
 
 
@@ -119,17 +98,6 @@ def _image_config(width: int) -> CLIPVisionConfig:
         patch_size=14,
         hidden_act="gelu",
     )
-
-
-def _calibrate(vae: Any) -> Tensor:
-    """Give the latents of the drawn images the mean and deviation of Wan's, and a narrow distribution; return them
-    normalised, (12, 16, 1, h, w)."""
-    mean, std = statistics(vae, torch.device("cpu"))
-    pixels = images()[:, :, None]
-    moments = vae.encode(pixels).latent_dist.parameters  # (12, 32, 1, h, w)
-    gain = 1 / moments.std((0, 2, 3, 4))
-    gain[: std.numel()] *= std.flatten()
-    return (set_moments(vae.quant_conv, moments, gain, mean.flatten()) - mean) / std
 
 
 def _fit(transformer: WanTransformer, latents: Tensor, generator: torch.Generator) -> None:

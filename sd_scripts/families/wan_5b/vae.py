@@ -3,8 +3,8 @@
 from torch import nn
 
 from sd_scripts.data.caches.caching import LatentLayout
+from sd_scripts.families.cards.clip_facts import latent_frames
 from sd_scripts.families.common.encoders.causal_vae import levels_config
-from sd_scripts.families.wan.card.memory_facts import latent_frames
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
 from sd_scripts.library.files.state_dicts import Shapes
 

@@ -21,6 +21,14 @@ def take(file: State, keys: dict[str, str]) -> State:
     return {name: file[key] for name, key in keys.items() if key in file}
 
 
+def renamed(key: str, names: Mapping[str, str]) -> str:
+    """Rename the module of a key, or the whole key of a parameter of its own."""
+    if key in names:
+        return names[key]
+    module, _, kind = key.rpartition(".")
+    return f"{names[module]}.{kind}" if module in names else key
+
+
 @dataclass(frozen=True, kw_only=True)
 class JoinedLayout:
     """A layout with matrices whose rows diffusers stores in several tensors."""

@@ -14,12 +14,12 @@ from sd_scripts.families.cards.model_file import recognise
 from sd_scripts.families.common.autoencoder import Tile
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.encoders.causal_vae import decode_clip, encode_clip, statistics, tiled
+from sd_scripts.families.common.encoders.umt5 import MASK, STATES, encode_text, pad_text
 from sd_scripts.families.wan import keys
 from sd_scripts.families.wan.full_size import modules as full_size
 from sd_scripts.families.wan.load import LAYOUTS
 from sd_scripts.families.wan.lora import TRANSFORMER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
-from sd_scripts.families.wan.text import MASK, STATES, encode_text, pad_text
 from sd_scripts.families.wan_5b.load import LAYOUTS as LAYOUTS_5B
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.networks.targets import adaptable

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from sd_scripts.families.common.components import Components
+from sd_scripts.families.common.encoders.umt5 import STATES
 from sd_scripts.families.common.family import StepInputs
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.sampling import keeping_start
-from sd_scripts.families.wan.text import STATES
 from sd_scripts.families.wan_5b.full_size import modules
 from sd_scripts.families.wan_5b.objective import loss, step_inputs
 from sd_scripts.families.wan_5b.tiny import PARAMS

@@ -16,11 +16,11 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.encoders.causal_vae import encode_clip
+from sd_scripts.families.common.encoders.umt5 import STATES
 from sd_scripts.families.common.sampling import control_frames
 from sd_scripts.families.wan.conditions import CONTROL, FEATURES, START, follows_control, see
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.families.wan.objective import predict
-from sd_scripts.families.wan.text import STATES
 from sd_scripts.families.wan.tiny import PARAMS, write_miniature
 from sd_scripts.generating.work import parameters
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, prompt_of_line

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from sd_scripts.families.common.encoders.umt5 import STATES
 from sd_scripts.families.wan.card.options import WanSamplingOptions
 from sd_scripts.families.wan.guidance import StepCounter, guided_steps, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.objective import predict
-from sd_scripts.families.wan.text import STATES
 from sd_scripts.families.wan.tiny import PARAMS, TEXT_WIDTH
 
 OFF = WanSamplingOptions(

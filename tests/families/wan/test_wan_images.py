@@ -12,7 +12,7 @@ from transformers import CLIPVisionModel
 
 from sd_scripts.families.common.components import VAE, Components
 from sd_scripts.families.common.encoders.causal_vae import encode_clip
-from sd_scripts.families.common.encoders.vision import vision_config
+from sd_scripts.families.common.encoders.vision import CLIP, CLIP_SIZES, clip_encoder, vision_config
 from sd_scripts.families.wan.conditions import (
     CONDITION,
     FEATURES,
@@ -21,8 +21,6 @@ from sd_scripts.families.wan.conditions import (
     encode_conditions,
     see,
 )
-from sd_scripts.families.wan.keys import CLIP, clip_encoder
-from sd_scripts.families.wan.load import CLIP as SIZES
 from sd_scripts.families.wan.tiny import PARAMS, tiny_modules, write_miniature
 from sd_scripts.testing import clips
 from tests.support.data import make_image
@@ -88,7 +86,7 @@ def test_clip_is_read_in_the_official_layout_and_sees_a_squashed_image(modules: 
     }  # fmt: skip
     read = clip_encoder({key.removeprefix("visual."): t for key, t in official.items() if key.startswith("visual.")})
     torch.testing.assert_close(read, dict(state), rtol=0, atol=0)
-    config = vision_config({key: tuple(tensor.shape) for key, tensor in read.items()}, **SIZES)
+    config = vision_config({key: tuple(tensor.shape) for key, tensor in read.items()}, **CLIP_SIZES)
     assert {name: getattr(encoder.config, name) for name in config} == config
     image = torch.full((1, 3, 1, 20, 40), 0.5)
     assert see(components_of(modules), image).shape == (1, 5, 16)

@@ -19,12 +19,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sd_scripts.families.common.components import DENOISER, VAE, Components
+from sd_scripts.families.common.encoders.umt5 import MASK, STATES
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan import keys
 from sd_scripts.families.wan.conditions import see
 from sd_scripts.families.wan.model import WanTransformer
-from sd_scripts.families.wan.text import MASK, STATES
 from sd_scripts.families.wan.tiny import PARAMS, write_miniature
 from sd_scripts.library.diffusion.flow_solvers import make_solver
 from sd_scripts.options.generating.prompt_lines import SamplePrompt

@@ -161,6 +161,11 @@ def encode_clip(vae: Any, pixels: Tensor) -> Tensor:
     raise ValueError("vae: the VAE produces non-finite values; download its file again or choose another")
 
 
+def encode_clips(components: Components, pixels: Tensor) -> Tensor:
+    """The same of components' VAE."""
+    return encode_clip(components.vae, pixels)
+
+
 def image_latents(suffix: str) -> LatentLayout:
     """Return how the latents of images are cached in files with this suffix."""
     return LatentLayout(suffix=suffix, shape=lambda extent: (16, extent.height // 8, extent.width // 8))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.families.cards.clip_facts import latent_frames
 from sd_scripts.families.cards.memory_facts import PIXELS_AT_ONCE
 from sd_scripts.families.common.autoencoder import (
     LARGEST_AT_ONCE,
@@ -33,8 +34,7 @@ MASK = 5
 
 def latent_shape(extent: Extent) -> tuple[int, ...]:
     """Return the shape (16, f, h, w) of a sample's latents: the first frame has one of its own."""
-    frames = 1 + (extent.frames - 1) // STEP
-    return CHANNELS, frames, extent.height // SIDE, extent.width // SIDE
+    return CHANNELS, latent_frames(extent.frames), extent.height // SIDE, extent.width // SIDE
 
 
 def vae_config(shapes: Shapes) -> dict[str, Any]:

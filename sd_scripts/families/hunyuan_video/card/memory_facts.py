@@ -6,16 +6,13 @@ measured on an H200.
 
 from __future__ import annotations
 
+from sd_scripts.families.cards.clip_facts import latent_frames
 from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
 from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, projections_of, swapped
 from sd_scripts.options.spec import OptionValues
 
 DOUBLE_BLOCKS, SINGLE_BLOCKS = 20, 40
-
-
-def latent_frames(frames: int) -> int:
-    return 1 + (frames - 1) // 4
 
 
 def tokens(width: int, height: int, frames: int) -> int:

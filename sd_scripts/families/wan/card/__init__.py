@@ -18,7 +18,7 @@ from sd_scripts.families.cards.family_card import (
 from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
-from sd_scripts.families.cards.shared_components import CAUSAL_VAE
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE, UMT5, UMT5_MARKS, UMT5_TOKENS, UMT5_WIDTHS
 from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.wan.card.experts import trains_both
 from sd_scripts.families.wan.card.hub_files import FILES
@@ -32,22 +32,13 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "Wan-AI/Wan2.1-T2V-14B-Diffusers"
-LONGEST = 512
-"""Tokens of a caption, end token included; longer captions are truncated."""
-
 PREFIXES = ("", "model.diffusion_model.")
 OFFICIAL, DIFFUSERS = "blocks.0.self_attn.norm_q.weight", "condition_embedder.time_proj.weight"
 """Keys of a transformer, in official and in diffusers' files."""
 PATCH = "patch_embedding.weight"
-ENCODERS = (
-    "blocks.0.pos_embedding.embedding.weight",
-    "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
-)
-"""Keys that only UMT5 has: in T5 the first layer alone has a position bias."""
 IMAGE_PREFIXES = ("visual.", "vision_model.", "")
 IMAGE_ENCODERS = ("cls_embedding", "embeddings.class_embedding")
 IMAGE_ENCODER = "CLIP image encoder"
-ENCODER, ENCODER_XXL = "UMT5 text encoder", "UMT5-XXL text encoder"
 SIZES = {1536: "1.3B", 3072: "5B", 5120: "14B"}
 HIGH_NOISE = "high_noise"
 FUN_CONTROL = "Fun-Control"
@@ -119,16 +110,7 @@ CARD = FamilyCard(
                 prefixes=PREFIXES,
                 signature_keys=(OFFICIAL, DIFFUSERS),
             ),
-            ComponentCard(
-                name="text_encoder1",
-                option="t5",
-                kind="UMT5 text encoder",
-                title="the UMT5-XXL text encoder",
-                folder="text_encoder",
-                fitting=(ENCODER_XXL, ENCODER),
-                prefixes=("",),
-                signature_keys=ENCODERS,
-            ),
+            UMT5,
             replace(CAUSAL_VAE, title="Wan's VAE"),
             ComponentCard(
                 name="image_encoder",
@@ -160,7 +142,7 @@ CARD = FamilyCard(
     side_multiple=16,
     bucket_multiple=16,
     token_multiple=16,
-    text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
+    text_limit=lambda settings, variant: TextLimit(tokens=UMT5_TOKENS),
     plan=PlanCard(
         tokens=tokens, graphs=ONE_KIND, memory=MEMORY, memory_of_others=(MEMORY_OF_1_3B,), trains_two=trains_both
     ),
@@ -168,16 +150,13 @@ CARD = FamilyCard(
     recognition=RecognitionCard(
         hub_words=("wan2", "wan-2"),
         marks=(
-            *((key, None, ENCODER) for key in ENCODERS),
+            *UMT5_MARKS,
             *((prefix + key, None, IMAGE_ENCODER) for prefix in IMAGE_PREFIXES for key in IMAGE_ENCODERS),
         ),
         recognise=recognise,
         lora_marks=("_cross_attn_o.", ".cross_attn.o.", ".ffn.net.0.proj."),
         pipelines=(("Wan", "wan", "Wan diffusers folder"),),
-        widths=(
-            (ENCODER, "SelfAttention.q.weight", 1, 4096, ENCODER_XXL),
-            (ENCODER, "blocks.0.attn.q.weight", 1, 4096, ENCODER_XXL),
-        ),
+        widths=UMT5_WIDTHS,
     ),
     hub=HubCard(model=HUB_MODEL, files=FILES),
     problems=PROBLEMS,

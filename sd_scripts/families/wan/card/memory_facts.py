@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sd_scripts.families.cards.clip_facts import latent_frames
 from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
-
-
-def latent_frames(frames: int) -> int:
-    return 1 + (frames - 1) // 4
 
 
 def tokens(width: int, height: int, frames: int) -> int:

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from sd_scripts.families.cards.clip_facts import ClipFacts
+from sd_scripts.families.cards.clip_facts import ClipFacts, latent_frames
 from sd_scripts.families.cards.family_card import VAE, PanelCard
 from sd_scripts.families.cards.flow_defaults import MUSUBI
 from sd_scripts.families.cards.shared_components import CAUSAL_VAE_KEYS, CAUSAL_VAE_KIND
 from sd_scripts.families.wan.card import CARD as WAN
 from sd_scripts.families.wan.card import DIFFUSERS, OFFICIAL, PATCH, PREFIXES
-from sd_scripts.families.wan.card.memory_facts import latent_frames, memory_of
+from sd_scripts.families.wan.card.memory_facts import memory_of
 from sd_scripts.families.wan_5b.card.hub_files import FILES
 from sd_scripts.families.wan_5b.card.options import Wan5BOptions
 from sd_scripts.formats.models.safetensors_header import Header
