@@ -1,4 +1,4 @@
-"""What the prompt editor shows of a prompt: the last sample made from it, and the images that it names."""
+"""What the prompt editor shows of a prompt: the last sample made from it, and the images and the clip that it names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +7,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kohya_gui.access.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.server.media_files import media_html
+from kohya_gui.server.media_files import media_html, poster_of
 from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.formats.clips.clip_files import is_clip
+from sd_scripts.formats.clips.media_types import CLIP_SUFFIXES, PLAYED
 from sd_scripts.formats.clips.mp4 import MP4
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
 from sd_scripts.options.generating.prompt_lines import IMAGE_OPTIONS, SamplePrompt, file_problem, with_effect
@@ -47,9 +49,13 @@ class PromptMedia:
 
     def _images(self, prompt: SamplePrompt) -> Iterator[str]:
         for key, name in self._named(prompt):
-            if Path(name).suffix.lower() in MEDIA_TYPES and not self._problem(key, name):
+            path = Path(name).expanduser()
+            suffix = path.suffix.lower()
+            shown = suffix in MEDIA_TYPES or is_clip(path) or path.is_dir()
+            if shown and not self._problem(key, name):
                 address = f"studio/generate/control?path={quote(name, safe='')}"
-                yield _link(address, f"{LABELS[key].label.capitalize()}: {Path(name).name}")
+                address = poster_of(address) if suffix in CLIP_SUFFIXES - PLAYED else address
+                yield _link(address, f"{LABELS[key].label.capitalize()}: {path.name}", is_clip=suffix in PLAYED)
 
     def _named(self, prompt: SamplePrompt) -> list[tuple[str, str]]:
         return with_effect(prompt, self._card.capabilities).image_files

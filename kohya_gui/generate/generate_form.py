@@ -21,9 +21,11 @@ HIDDEN = ("resident", "idle_seconds", "run_dir", "compile_auto", "control_direct
 """Options that the page sets itself, or that have no meaning here."""
 ROWS = ("lora_weights", "lora_multiplier", "control_image_path", "sweep")
 """Options with a list of rows instead of their controls: adapters, control images and values to compare."""
+MEDIA = ("image_path", "end_image_path", "control_path")
+"""Options whose image or clip is shown below their field."""
 IMAGES = (
     *("prompt", "negative_prompt", "width", "height", "frames", "fps", "steps", "scale", "guidance", "shift"),
-    *("sampler", "image_path", "end_image_path", "control_path"),
+    *("sampler", *MEDIA),
     *("image_seed", "images_per_prompt", "batch_size"),
 )
 WIDE = ("prompt", "negative_prompt")
@@ -102,6 +104,7 @@ def _field(option: Option, family: str) -> dict[str, Any]:
         "choices": [str(choice) for choice in option.choices],
         "value": shown(option, DEFAULTS.get(option.name, option.default)),
         "path": option.path,
+        "media": option.name in MEDIA,
         "placeholder": RANDOM if option.name == "image_seed" else option.placeholder or str(family_default or ""),
         "wide": option.name in WIDE or option.path,
         "nullable": option.nullable,

@@ -21,6 +21,8 @@ from kohya_gui.runs.past_runs import tab_of
 from kohya_gui.server.json_routes import NotFound, allowed_file, get, post, row_of, upload
 from kohya_gui.server.media_files import send_file, send_media
 from sd_scripts.families.cards.registry import card_of
+from sd_scripts.formats.clips.clip_files import frame_files
+from sd_scripts.formats.clips.media_types import MEDIA_TYPES as CLIP_TYPES
 from sd_scripts.formats.images.generated_files import GENERATED_TYPES, read_generated
 from sd_scripts.formats.images.image_folders import MEDIA_TYPES
 from sd_scripts.formats.images.image_parameters import read_chunks, typed
@@ -42,6 +44,8 @@ MOST_IMAGES = 120
 MOST_BYTES = 100 << 20
 """Size of a control image that is uploaded."""
 FAMILIES = {script.family for script in GENERATE_SCRIPTS}
+CONTROL_TYPES = {**MEDIA_TYPES, **CLIP_TYPES}
+"""Extension of an image or a clip that prompts may name -> its media type."""
 CARRIED = (
     *("prompt", "negative_prompt", "width", "height", "frames", "fps", "steps", "scale", "guidance", "sampler"),
     "seed",
@@ -132,12 +136,12 @@ class GenerateRoutes:
         return {"path": str(path)}
 
     def control(self, request: Request) -> Response:
-        """Return a control image for the form."""
+        """Return a control image or clip for the form, of a folder of frames the first one."""
         name = request.query_params.get("path", "")
         path = allowed_file(self._allowed_paths, CONTROLS.key, name)
-        if path.suffix.lower() not in MEDIA_TYPES:
-            raise NotFound("The browser cannot display this format")
-        return send_file(request, path, MEDIA_TYPES[path.suffix.lower()])
+        if path.is_dir():
+            path = next(iter(frame_files(path)), path)
+        return send_media(request, path, types=CONTROL_TYPES)
 
     def cancel(self, request: Request, body: Mapping[str, Any]) -> None:
         self._job.cancel(str(body.get("id")))

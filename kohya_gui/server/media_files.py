@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from functools import lru_cache
 from html import escape
 from pathlib import Path
@@ -12,7 +13,7 @@ from starlette.staticfiles import NotModifiedResponse
 
 from kohya_gui.access.content_policy import CLIP
 from kohya_gui.server.json_routes import NotFound
-from sd_scripts.formats.clips.mp4 import MP4
+from sd_scripts.formats.clips.media_types import CLIP_SUFFIXES
 from sd_scripts.formats.images.generated_files import GENERATED_TYPES, poster
 
 CACHED = {"Cache-Control": "private, no-cache"}
@@ -21,16 +22,19 @@ MOST_POSTERS = 500
 """Posters in memory, about 50 kB each."""
 
 
-def send_media(request: Request, path: Path, download: bool = False) -> Response:
-    """Return an image or a clip, or with `poster` in the query the first frame of a clip. Raises NotFound for other
-    files."""
+def send_media(
+    request: Request, path: Path, download: bool = False, types: Mapping[str, str] = GENERATED_TYPES
+) -> Response:
+    """Return an image or a clip, or with `poster` in the query the first frame of a clip. `types`: media types by
+    extension. Raises NotFound for other files."""
     suffix = path.suffix.lower()
-    if suffix not in GENERATED_TYPES:
+    if suffix not in types:
         raise NotFound("This is not an image or clip")
-    if suffix == MP4 and "poster" in request.query_params:
+    is_clip = suffix in CLIP_SUFFIXES
+    if is_clip and "poster" in request.query_params:
         return _send_poster(request, path)
-    response = send_file(request, path, GENERATED_TYPES[suffix], download)
-    if suffix == MP4:
+    response = send_file(request, path, types[suffix], download)
+    if is_clip:
         response.headers["Content-Security-Policy"] = CLIP
     return response
 
@@ -39,8 +43,13 @@ def media_html(address: str, title: str, *, is_clip: bool) -> str:
     """Return the HTML of an image or a clip, which media.js plays while it is seen; `title` is HTML already."""
     if not is_clip:
         return f'<img src="{escape(address)}" alt="{title}" loading="lazy">'
-    attributes = f'data-poster="{escape(address)}?poster=1" aria-label="{title}"'
+    attributes = f'data-poster="{escape(poster_of(address))}" aria-label="{title}"'
     return f'<video src="{escape(address)}" {attributes} muted loop playsinline preload="none"></video>'
+
+
+def poster_of(address: str) -> str:
+    """Return the address of the first frame of a clip."""
+    return f"{address}{'&' if '?' in address else '?'}poster=1"
 
 
 def send_file(request: Request, path: Path, kind: str, download: bool = False) -> Response:

@@ -4,7 +4,7 @@
   const APART = 0.1; // seconds between clips that play together
   const isCalm = matchMedia("(prefers-reduced-motion: reduce)"); // then a clip waits for its controls
 
-  const isClip = (name) => /\.mp4$/i.test(name ?? "");
+  const isClip = (name) => /\.(mp4|m4v|webm|mov)$/i.test(name ?? ""); // formats that browsers play
   const posterOf = (src) => `${src}${src.includes("?") ? "&" : "?"}poster=1`;
 
   const watcher = new IntersectionObserver(

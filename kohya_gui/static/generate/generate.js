@@ -42,6 +42,29 @@
     return el("input", { type: number ? "number" : "text", step: "any", placeholder: field.placeholder || (field.nullable ? "not set" : ""), ...common });
   };
 
+  const previews = new WeakMap(); // control -> shows the file that it names
+
+  /** The image or clip that a control names; nothing for a file that cannot be shown. */
+  const previewOf = (file, kind) => {
+    const box = el("span", { class: kind, hidden: true });
+    const still = el("img", { alt: "" }); // of a clip its first frame: what has none is not shown
+    const source = () => `${url("generate/control")}?path=${encodeURIComponent(file.value.trim())}`;
+    still.addEventListener("error", () => (box.hidden = true));
+    still.addEventListener("load", () => {
+      const clip = Studio.isClip(file.value.trim());
+      box.replaceChildren(clip ? Studio.media(source(), file.value.trim(), { clip, controls: true }) : still);
+      box.hidden = false;
+    });
+    const show = () => {
+      box.hidden = true;
+      if (file.value.trim()) still.src = `${source()}&poster=1`;
+      else box.replaceChildren();
+    };
+    file.addEventListener("change", show);
+    previews.set(file, show);
+    return box;
+  };
+
   const fieldOf = (field) => {
     const made = control(field);
     const browse = field.path ? el("a", { href: "#browse", class: "link" }, "Browse…") : null;
@@ -50,7 +73,8 @@
     const box = field.kind === "switch" ? [made, label] : [label, made];
     const words = Language.text(field.help).split(/(\S*--\S+)/); // a line may not end between -- and the letter of an option
     const hint = el("span", { class: "generate-hint" }, ...words.map((word, i) => (i % 2 ? el("span", { class: "flag" }, word) : word)));
-    return el("label", { id: `generate-${field.name}`, class: `option generate-field${wide} kind-${field.kind}` }, ...box, hint);
+    const preview = field.media ? previewOf(made, "media-preview") : null;
+    return el("label", { id: `generate-${field.name}`, class: `option generate-field${wide} kind-${field.kind}` }, ...box, preview, hint);
   };
 
   const read = (name) => {
@@ -62,6 +86,7 @@
     if (!made) return;
     if (made.type === "checkbox") made.checked = Boolean(value);
     else made.value = value ?? "";
+    previews.get(made)?.();
   };
   const fields = () => family().panels.flatMap((panel) => panel.fields);
 
@@ -130,17 +155,10 @@
   // Control images, such as the image to edit
 
   const controlRow = (path = "") => {
-    const preview = el("img", { class: "control-preview", alt: "", loading: "lazy" });
-    const show = () => {
-      const name = file.value.trim();
-      preview.hidden = !name;
-      file.title = name;
-      if (name) preview.src = `${url("generate/control")}?path=${encodeURIComponent(name)}`;
-    };
-    const typed = () => (show(), changed());
-    const file = el("input", { type: "text", class: "control-file", value: path, placeholder: "/images/before.png", "aria-label": "Control image", onchange: typed });
-    preview.addEventListener("error", () => (preview.hidden = true));
-    show();
+    const typed = () => ((file.title = file.value.trim()), changed());
+    const file = el("input", { type: "text", class: "control-file", value: path, title: path, placeholder: "/images/before.png", "aria-label": "Control image", onchange: typed });
+    const preview = previewOf(file, "control-preview");
+    previews.get(file)();
     return fileRow("control", "control image", file, "control_image_path", preview, file);
   };
   const controls = () => [...home.controls.querySelectorAll(".control-file")].map((file) => file.value.trim()).filter(Boolean);

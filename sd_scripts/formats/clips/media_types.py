@@ -12,3 +12,5 @@ MEDIA_TYPES = {
 }
 """Extension of a video file -> its media type."""
 CLIP_SUFFIXES = frozenset(MEDIA_TYPES)
+PLAYED = frozenset({".mp4", ".m4v", ".webm", ".mov"})
+"""Extensions of video files that browsers play; of the others the page shows the first frame."""

@@ -24,6 +24,7 @@ from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.settings.family_options import each_option
+from tests.support.clips import make_clip
 from tests.support.scripts import SDXL_LORA
 
 pytestmark = pytest.mark.run
@@ -280,6 +281,16 @@ def test_a_prompt_is_shown_with_its_newest_sample_and_its_images(tmp_path):
     assert "<img" in media.html(SamplePrompt(prompt="<b>"))
     assert media.html(SamplePrompt(prompt="a cat", seed=2)) == ""
     assert media.html(SamplePrompt(prompt="a dog", seed=1)) == "", "its file is gone"
+    clip = make_clip(allowed / "poses.mp4")
+    followed = PromptMedia(card_of("wan"), queue, AllowedPaths.within([allowed])).html
+    played = followed(SamplePrompt(prompt="a", control_clip=str(clip)))
+    address = f"studio/generate/control?path={quote(str(clip), safe='')}"
+    assert f'<video src="{address}" data-poster="{address}&amp;poster=1"' in played
+    assert 'title="Control clip: poses.mp4"' in played
+    assert "<img" in followed(SamplePrompt(prompt="a", control_clip=str(make_clip(allowed / "poses.mkv"))))
+    (allowed / "frames").mkdir()
+    Image.new("RGB", (8, 8)).save(allowed / "frames" / "1.png")
+    assert "<img" in followed(SamplePrompt(prompt="a", control_clip=str(allowed / "frames")))
     for name, why in (("outside.png", "outside the allowed folders"), ("allowed/broken.png", "cannot be read")):
         prompt = SamplePrompt(prompt="a dog", start_image=str(tmp_path / name))
         assert media.html(prompt) == ""

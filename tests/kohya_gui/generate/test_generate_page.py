@@ -256,6 +256,20 @@ def test_a_control_image_is_saved_next_to_the_images_and_returns_with_their_para
     assert told["controls"] == [str(kept)]
 
 
+def test_a_control_clip_is_played_and_of_frames_in_a_folder_the_first_is_shown(tab: Tab, tmp_path: Path) -> None:
+    clip = make_clip(tmp_path / "poses.mp4", fps=12.5)
+    where = f"/control?path={clip}"
+    assert tab.get(where).headers["content-type"] == "video/mp4"
+    assert tab.get(f"{where}&poster=1").headers["content-type"] == "image/jpeg"
+    (tmp_path / "broken.webm").write_bytes(b"no clip")
+    assert tab.get(f"/control?path={tmp_path / 'broken.webm'}&poster=1").status_code == 404
+    (tmp_path / "empty").mkdir()
+    assert tab.get(f"/control?path={tmp_path / 'empty'}").status_code == 404
+    first = make_image(tmp_path / "frames" / "1.png", (48, 32))
+    make_image(tmp_path / "frames" / "2.png", (48, 32), seed=1)
+    assert tab.get(f"/control?path={first.parent}&poster=1").content == first.read_bytes()
+
+
 def test_the_gallery_has_clips_with_their_parameters(tab: Tab, tmp_path: Path) -> None:
     folder = tmp_path / "images"
     made = {**PARAMETERS, "prompt": "<img src=x onerror=alert(1)>", "frames": 3, "fps": 12.5, "family": "flux"}
