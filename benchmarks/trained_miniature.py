@@ -48,6 +48,7 @@ from sd_scripts.settings.settings import Settings
 from sd_scripts.testing import trained
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
+    T5_WIDTH,
     clip_config,
     clip_tokenizer,
     randomize,
@@ -107,7 +108,7 @@ def flux_modules(vocabulary: int, width: int) -> dict[str, nn.Module]:
         width=width,
         heads=width // 32,
         mlp_width=4 * width,
-        text_width=tiny_flux.T5_WIDTH,
+        text_width=T5_WIDTH,
         pooled_width=tiny_flux.CLIP_WIDTH,
         double_blocks=tiny_flux.SHAPE.double_blocks,
         single_blocks=tiny_flux.SHAPE.single_blocks,

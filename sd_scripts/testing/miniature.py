@@ -26,6 +26,7 @@ AUTOENCODER: dict[str, Any] = {
     "up_block_types": ("UpDecoderBlock2D",) * 4,
     "layers_per_block": 1,
 }
+T5_WIDTH = 48
 DISTURBANCE = 2.5
 """How strong attention is compared with what bypasses it."""
 CONDITIONING = 0.2
@@ -121,6 +122,14 @@ def t5_tokenizer(words: Sequence[str] | None = None) -> T5Tokenizer:
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
     return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in known), *letters], extra_ids=0)
+
+
+def t5_sizes(rows: int, width: int = T5_WIDTH) -> dict[str, Any]:
+    """Return the arguments of T5Config or UMT5Config for an embedding with this many rows."""
+    return {
+        **{"vocab_size": rows, "d_model": width, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3},
+        **{"feed_forward_proj": "gated-gelu", "is_encoder_decoder": False, "use_cache": False},
+    }
 
 
 def clip_config(vocabulary: int, width: int, activation: str, layers: int = 3) -> CLIPTextConfig:

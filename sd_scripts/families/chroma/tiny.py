@@ -13,13 +13,14 @@ from sd_scripts.families.chroma.load import LAYOUTS, T5XXL
 from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders import flux_vae
-from sd_scripts.families.flux.tiny import T5_WIDTH, fit, t5_config
+from sd_scripts.families.flux.tiny import fit, t5_config
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
     CONDITIONING,
+    T5_WIDTH,
     Miniature,
     calibrate,
     randomize,

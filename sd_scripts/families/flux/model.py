@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.families.common.blocks.streams import attend_jointly, double_stream
 from sd_scripts.library.diffusion.attention import attention, padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
@@ -151,23 +152,21 @@ class DoubleBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """img (B, N, W), txt (B, T, W), vec as the modulations take it, mask of N + T tokens as padding_mask returns it
         -> img, txt."""
-        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
+        modulations = self.img_mod(vec), self.txt_mod(vec)
+        return double_stream(img, txt, modulations, self.attend, (self.img_mlp, self.txt_mlp), rope, mask)
 
-        img_qkv = self.img_attn.qkv_heads(modulate(img, img_shift1, img_scale1))
-        txt_qkv = self.txt_attn.qkv_heads(modulate(txt, txt_shift1, txt_scale1))
-        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
+    def attend(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what attention over both adds to img (B, N, W) and to txt (B, T, W)."""
         norms = self.img_attn.norm, self.txt_attn.norm
-        q = normed_and_rotated(queries, [norm.query_norm.scale for norm in norms], rope)  # (B, N + T, H, D)
-        k = normed_and_rotated(keys, [norm.key_norm.scale for norm in norms], rope)
-        out = attention(q, k, torch.cat(values, dim=1), mask)
-        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
-
-        img = img + img_gate1 * self.img_attn.proj(img_out)
-        img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
-        txt = txt + txt_gate1 * self.txt_attn.proj(txt_out)
-        txt = txt + txt_gate2 * self.txt_mlp(modulate(txt, txt_shift2, txt_scale2))
-        return img, txt
+        img_out, txt_out = attend_jointly(
+            self.img_attn.qkv_heads(img),
+            self.txt_attn.qkv_heads(txt),
+            [norm.query_norm.scale for norm in norms],
+            [norm.key_norm.scale for norm in norms],
+            rope,
+            mask,
+        )
+        return self.img_attn.proj(img_out), self.txt_attn.proj(txt_out)
 
 
 class SingleBlock(nn.Module):

@@ -25,6 +25,7 @@ from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
+    T5_WIDTH,
     Miniature,
     calibrate,
     clip_config,
@@ -32,12 +33,13 @@ from sd_scripts.testing.miniature import (
     fit_velocity,
     randomize,
     states_of,
+    t5_sizes,
     t5_tokenizer,
     weaken_conditioning,
     without_attention,
 )
 
-CLIP_WIDTH, T5_WIDTH = 64, 48
+CLIP_WIDTH = 64
 SHAPE = FluxParams(
     width=64,
     heads=2,
@@ -69,18 +71,7 @@ write_narrow = write_miniature
 
 def t5_config(rows: int) -> T5Config:
     """Return the sizes of a T5 whose embedding has this many rows."""
-    return T5Config(
-        vocab_size=rows,
-        d_model=T5_WIDTH,
-        d_kv=16,
-        d_ff=96,
-        num_layers=2,
-        num_heads=3,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        is_encoder_decoder=False,
-        use_cache=False,
-    )
+    return T5Config(**t5_sizes(rows), tie_word_embeddings=False)
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ from typing import Any
 
 from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.common.components import DENOISER, WeightSource
-from sd_scripts.families.common.encoders.vision import vision_config
-from sd_scripts.families.common.layouts import Layout, make_text_encoder
+from sd_scripts.families.common.encoders.vision import SIGLIP_LAYOUT
+from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.families.framepack import lora
@@ -24,18 +24,12 @@ BLOCK_LISTS = BlockLists(
 )
 LINEAR = re.compile(r"(transformer_blocks|single_transformer_blocks)\..*\.weight")
 """Names of weights that can be quantized."""
-SIGLIP: dict[str, Any] = {"head_width": 72, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
-"""Of SigLIP so400m; shapes do not determine it."""
 
 
 LAYOUTS = {
     DENOISER: Layout(make=lambda shapes: FramePackTransformer(FramePackParams.of(shapes)), quantizable=LINEAR),
     **TEXT_LAYOUTS,
-    IMAGE_ENCODER: Layout(
-        make=lambda shapes: make_text_encoder(
-            "SiglipVisionModel", "SiglipVisionConfig", vision_config(shapes, **SIGLIP)
-        )
-    ),
+    IMAGE_ENCODER: SIGLIP_LAYOUT,
 }
 
 

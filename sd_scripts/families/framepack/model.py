@@ -15,12 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.families.common.blocks.streams import (
+    AdaLayerNorm,
+    Embedder,
+    FeedForward,
+    HeadNorm,
+    attend_jointly,
+    double_stream,
+)
 from sd_scripts.families.hunyuan_video.model import (
     ROPE_BASE,
     HunyuanParams,
     PatchEmbed,
-    RMSNorm,
-    TextEmbedder,
     joint_mask,
     mean_of_text,
 )
@@ -68,30 +74,6 @@ class FramePackParams(HunyuanParams):
         )
 
 
-class Activated(nn.Module):
-    """The first layer of an MLP with its activation."""
-
-    def __init__(self, width: int, inner: int, activation: nn.Module):
-        super().__init__()
-        self.proj = nn.Linear(width, inner)
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.proj(x))
-
-
-class FeedForward(nn.Module):
-    def __init__(self, params: HunyuanParams, activation: nn.Module):
-        super().__init__()
-        nothing = nn.Identity()  # in diffusers the dropout
-        self.net = nn.Sequential(
-            Activated(params.width, params.mlp_width, activation), nothing, nn.Linear(params.mlp_width, params.width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
 class Modulation(nn.Module):
     """Computes shifts, scales and gates from the vector of time, guidance and text."""
 
@@ -114,10 +96,10 @@ class Attention(nn.Module):
         self.heads = params.heads
         self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
         if normed:
-            self.norm_q, self.norm_k = RMSNorm(head), RMSNorm(head)
+            self.norm_q, self.norm_k = HeadNorm(head), HeadNorm(head)
         if text:
             self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(width, width) for _ in range(3))
-            self.norm_added_q, self.norm_added_k = RMSNorm(head), RMSNorm(head)
+            self.norm_added_q, self.norm_added_k = HeadNorm(head), HeadNorm(head)
             self.to_add_out = nn.Linear(width, width)
         if out:
             self.to_out = nn.ModuleList([nn.Linear(width, width)])
@@ -126,8 +108,13 @@ class Attention(nn.Module):
         """(B, S, W) -> q, k, v, each (B, S, H, D)."""
         return heads_of(project_together((self.to_q, self.to_k, self.to_v), x), self.heads)
 
-    def qkv_of_text(self, x: Tensor) -> list[Tensor]:
-        return heads_of(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), x), self.heads)
+    def jointly(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what attention over both adds to img (B, N, W) and to txt (B, T, W)."""
+        txt_qkv = heads_of(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), txt), self.heads)
+        query_norms = [self.norm_q.weight, self.norm_added_q.weight]
+        key_norms = [self.norm_k.weight, self.norm_added_k.weight]
+        img_out, txt_out = attend_jointly(self.qkv(img), txt_qkv, query_norms, key_norms, rope, mask)
+        return self.to_out[0](img_out), self.to_add_out(txt_out)
 
 
 class RefinerBlock(nn.Module):
@@ -138,7 +125,7 @@ class RefinerBlock(nn.Module):
         self.norm1 = nn.LayerNorm(params.width, eps=EPS)
         self.attn = Attention(params, normed=False)
         self.norm2 = nn.LayerNorm(params.width, eps=EPS)
-        self.ff = FeedForward(params, nn.SiLU())
+        self.ff = FeedForward(params.width, params.mlp_width, nn.SiLU())
         self.norm_out = Modulation(params.width, 2)
 
     def forward(self, x: Tensor, vec: Tensor, mask: Tensor | None) -> Tensor:
@@ -159,10 +146,10 @@ class Embedders(nn.Module):
 
     def __init__(self, params: HunyuanParams, features: int, *, guided: bool):
         super().__init__()
-        self.timestep_embedder = TextEmbedder(TIME_CHANNELS, params.width)
+        self.timestep_embedder = Embedder(TIME_CHANNELS, params.width)
         if guided:
-            self.guidance_embedder = TextEmbedder(TIME_CHANNELS, params.width)
-        self.text_embedder = TextEmbedder(features, params.width)
+            self.guidance_embedder = Embedder(TIME_CHANNELS, params.width)
+        self.text_embedder = Embedder(features, params.width)
 
     def forward(self, timesteps: Tensor, text: Tensor, guidance: Tensor | None = None) -> Tensor:
         vec = self.timestep_embedder(timestep_embedding(timesteps).to(text.dtype)) + self.text_embedder(text)
@@ -192,29 +179,15 @@ class HunyuanVideoTransformerBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm1_context = Modulation(params.width, 6), Modulation(params.width, 6)
         self.attn = Attention(params, text=True)
-        self.ff, self.ff_context = FeedForward(params, TanhGELU()), FeedForward(params, TanhGELU())
+        self.ff = FeedForward(params.width, params.mlp_width, TanhGELU())
+        self.ff_context = FeedForward(params.width, params.mlp_width, TanhGELU())
 
     def forward(
         self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt."""
-        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.norm1(vec)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.norm1_context(vec)
-
-        attn = self.attn
-        img_qkv = attn.qkv(modulate(img, img_shift1, img_scale1))
-        txt_qkv = attn.qkv_of_text(modulate(txt, txt_shift1, txt_scale1))
-        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
-        q = normed_and_rotated(queries, [attn.norm_q.weight, attn.norm_added_q.weight], rope)
-        k = normed_and_rotated(keys, [attn.norm_k.weight, attn.norm_added_k.weight], rope)
-        out = attention(q, k, torch.cat(values, dim=1), mask)  # (B, N + T, W)
-        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
-
-        img = img + img_gate1 * attn.to_out[0](img_out)
-        img = img + img_gate2 * self.ff(modulate(img, img_shift2, img_scale2))
-        txt = txt + txt_gate1 * attn.to_add_out(txt_out)
-        txt = txt + txt_gate2 * self.ff_context(modulate(txt, txt_shift2, txt_scale2))
-        return img, txt
+        modulations = self.norm1(vec), self.norm1_context(vec)
+        return double_stream(img, txt, modulations, self.attn.jointly, (self.ff, self.ff_context), rope, mask)
 
 
 class HunyuanVideoSingleTransformerBlock(nn.Module):
@@ -277,16 +250,6 @@ def _padded(x: Tensor, multiples: Sequence[int]) -> Tensor:
 
 Known = tuple[Tensor, Tensor, int]
 """Clean latents (B, C, f, h, w), their places in the clip (f,) and the factor of their patches, 1, 2 or 4."""
-
-
-class AdaLayerNorm(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.linear = nn.Linear(width, 2 * width)
-
-    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
-        scale, shift = self.linear(F.silu(vec))[:, None].chunk(2, dim=-1)  # in the blocks shift comes first
-        return modulate(x, shift, scale)
 
 
 class FramePackTransformer(BlockTransformer):

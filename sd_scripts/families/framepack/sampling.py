@@ -10,6 +10,7 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.noise_levels import shift_of
 from sd_scripts.families.common.encoders.hunyuan_vae import decode_latents, encode_images, latent_shape
 from sd_scripts.families.common.encoders.llama import MASK, pad_text
+from sd_scripts.families.common.encoders.vision import no_siglip_states
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.sampling import (
     apply_guidance,
@@ -32,7 +33,7 @@ from sd_scripts.families.framepack.sections import (
     with_controls,
 )
 from sd_scripts.families.framepack.solver import unipc
-from sd_scripts.families.framepack.text import IMAGE, OUTPUTS, unseen
+from sd_scripts.families.framepack.text import IMAGE, OUTPUTS, SIGLIP
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
@@ -117,5 +118,6 @@ def _captions(
     components: Components, text: dict[str, Tensor], device: torch.device, options: CompileOptions
 ) -> list[dict[str, Tensor]]:
     """Split the outputs of several captions into batches of one, padded only for compiled blocks."""
-    text = text if IMAGE in text else text | {IMAGE: unseen(components, len(text[MASK]))}
+    if IMAGE not in text:
+        text = text | {IMAGE: no_siglip_states(components.text_encoders[SIGLIP], len(text[MASK]))}
     return [pad_text(each, options) for each in OUTPUTS.each(text, device)]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.families.common.blocks.streams import Embedder, HeadNorm, attend_jointly, double_stream
 from sd_scripts.library.diffusion.attention import attention, padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
@@ -113,24 +114,6 @@ class VectorEmbedder(nn.Module):
         return self.out_layer(F.silu(self.in_layer(x)))
 
 
-class TextEmbedder(nn.Module):
-    def __init__(self, features: int, width: int):
-        super().__init__()
-        self.linear_1 = nn.Linear(features, width)
-        self.linear_2 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(F.silu(self.linear_1(x)))
-
-
-class RMSNorm(nn.Module):
-    """The scale of normalised heads, which `normed_and_rotated` applies."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-
 class MLP(nn.Module):
     def __init__(self, width: int, inner: int, activation: nn.Module):
         super().__init__()
@@ -187,7 +170,7 @@ class TokenRefiner(nn.Module):
         super().__init__()
         self.input_embedder = nn.Linear(params.text_width, params.width)
         self.t_embedder = TimestepEmbedder(params.width)
-        self.c_embedder = TextEmbedder(params.text_width, params.width)
+        self.c_embedder = Embedder(params.text_width, params.width)
         self.individual_token_refiner = Refiners(params)
 
     def forward(self, text: Tensor, timesteps: Tensor, valid: Tensor | None) -> Tensor:
@@ -216,14 +199,14 @@ class MMDoubleStreamBlock(nn.Module):
         self.heads = params.heads
         self.img_mod = Modulation(width, 2)
         self.img_attn_qkv = nn.Linear(width, 3 * width)
-        self.img_attn_q_norm = RMSNorm(head)
-        self.img_attn_k_norm = RMSNorm(head)
+        self.img_attn_q_norm = HeadNorm(head)
+        self.img_attn_k_norm = HeadNorm(head)
         self.img_attn_proj = nn.Linear(width, width)
         self.img_mlp = MLP(width, params.mlp_width, TanhGELU())
         self.txt_mod = Modulation(width, 2)
         self.txt_attn_qkv = nn.Linear(width, 3 * width)
-        self.txt_attn_q_norm = RMSNorm(head)
-        self.txt_attn_k_norm = RMSNorm(head)
+        self.txt_attn_q_norm = HeadNorm(head)
+        self.txt_attn_k_norm = HeadNorm(head)
         self.txt_attn_proj = nn.Linear(width, width)
         self.txt_mlp = MLP(width, params.mlp_width, TanhGELU())
 
@@ -231,23 +214,18 @@ class MMDoubleStreamBlock(nn.Module):
         self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt."""
-        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
+        modulations = self.img_mod(vec), self.txt_mod(vec)
+        return double_stream(img, txt, modulations, self.attend, (self.img_mlp, self.txt_mlp), rope, mask)
 
+    def attend(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what attention over both adds to img (B, N, W) and to txt (B, T, W)."""
         widths = (img.shape[-1],) * 3
-        img_qkv = heads_of(project_split(self.img_attn_qkv, modulate(img, img_shift1, img_scale1), widths), self.heads)
-        txt_qkv = heads_of(project_split(self.txt_attn_qkv, modulate(txt, txt_shift1, txt_scale1), widths), self.heads)
-        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
-        q = normed_and_rotated(queries, [self.img_attn_q_norm.weight, self.txt_attn_q_norm.weight], rope)
-        k = normed_and_rotated(keys, [self.img_attn_k_norm.weight, self.txt_attn_k_norm.weight], rope)
-        out = attention(q, k, torch.cat(values, dim=1), mask)  # (B, N + T, W)
-        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
-
-        img = img + img_gate1 * self.img_attn_proj(img_out)
-        img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
-        txt = txt + txt_gate1 * self.txt_attn_proj(txt_out)
-        txt = txt + txt_gate2 * self.txt_mlp(modulate(txt, txt_shift2, txt_scale2))
-        return img, txt
+        img_qkv = heads_of(project_split(self.img_attn_qkv, img, widths), self.heads)
+        txt_qkv = heads_of(project_split(self.txt_attn_qkv, txt, widths), self.heads)
+        query_norms = [self.img_attn_q_norm.weight, self.txt_attn_q_norm.weight]
+        key_norms = [self.img_attn_k_norm.weight, self.txt_attn_k_norm.weight]
+        img_out, txt_out = attend_jointly(img_qkv, txt_qkv, query_norms, key_norms, rope, mask)
+        return self.img_attn_proj(img_out), self.txt_attn_proj(txt_out)
 
 
 class MMSingleStreamBlock(nn.Module):
@@ -259,8 +237,8 @@ class MMSingleStreamBlock(nn.Module):
         self.widths = (*(params.width,) * 3, params.mlp_width)
         self.linear1 = nn.Linear(params.width, sum(self.widths))
         self.linear2 = nn.Linear(params.width + params.mlp_width, params.width)
-        self.q_norm = RMSNorm(params.head_width)
-        self.k_norm = RMSNorm(params.head_width)
+        self.q_norm = HeadNorm(params.head_width)
+        self.k_norm = HeadNorm(params.head_width)
         self.mlp_act = TanhGELU()
         self.modulation = Modulation(params.width, 1)
 

@@ -18,7 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.diffusion.attention import attention, padding_mask
+from sd_scripts.families.common.blocks.streams import (
+    AdaLayerNorm,
+    Embedder,
+    FeedForward,
+    HeadNorm,
+    attend_jointly,
+    double_stream,
+)
+from sd_scripts.library.diffusion.attention import padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
     EPS,
@@ -27,12 +35,10 @@ from sd_scripts.library.diffusion.dit_layers import (
     Rope,
     TanhGELU,
     heads_of,
-    modulate,
     rope_of,
     rope_widths,
     timestep_embedding,
 )
-from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_together
 
 DIAGONAL = 4096
@@ -79,49 +85,15 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), x.shape[-1:], eps=EPS) * self.weight.float()
 
 
-class TimestepEmbedder(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.linear_1 = nn.Linear(TIME_CHANNELS, width)
-        self.linear_2 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(F.silu(self.linear_1(x)))
-
-
 class TimeEmbedding(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.timestep_embedder = TimestepEmbedder(width)
+        self.timestep_embedder = Embedder(TIME_CHANNELS, width)
 
     def forward(self, t: Tensor, dtype: torch.dtype) -> Tensor:
         """Timesteps (B,) float32 in 0..1 -> (B, W). They are not rounded to the model's dtype before the embedding,
         which diffusers does."""
         return self.timestep_embedder(timestep_embedding(t).to(dtype))
-
-
-class GELU(nn.Module):
-    """The first layer of an MLP with its activation; diffusers names it so."""
-
-    def __init__(self, width: int, mlp_width: int):
-        super().__init__()
-        self.proj = nn.Linear(width, mlp_width)
-        self.gelu = TanhGELU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gelu(self.proj(x))
-
-
-class FeedForward(nn.Module):
-    def __init__(self, params: QwenImageParams):
-        super().__init__()
-        nothing = nn.Identity()  # in diffusers the dropout
-        self.net = nn.Sequential(
-            GELU(params.width, params.mlp_width), nothing, nn.Linear(params.mlp_width, params.width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
 
 
 class Modulation(nn.Sequential):
@@ -144,8 +116,8 @@ class JointAttention(nn.Module):
         width = params.width
         self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
         self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(width, width) for _ in range(3))
-        self.norm_q, self.norm_k = RMSNorm(params.head_width), RMSNorm(params.head_width)
-        self.norm_added_q, self.norm_added_k = RMSNorm(params.head_width), RMSNorm(params.head_width)
+        self.norm_q, self.norm_k = HeadNorm(params.head_width), HeadNorm(params.head_width)
+        self.norm_added_q, self.norm_added_k = HeadNorm(params.head_width), HeadNorm(params.head_width)
         self.to_out = nn.ModuleList([nn.Linear(width, width)])
         self.to_add_out = nn.Linear(width, width)
 
@@ -153,11 +125,9 @@ class JointAttention(nn.Module):
         """img (B, N, W), txt (B, T, W), rope and mask of the image's tokens and then the text's -> img, txt."""
         img_qkv = heads_of(project_together((self.to_q, self.to_k, self.to_v), img), self.heads)
         txt_qkv = heads_of(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), txt), self.heads)
-        queries, keys, values = zip(img_qkv, txt_qkv, strict=True)
-        q = normed_and_rotated(queries, [self.norm_q.weight, self.norm_added_q.weight], rope)  # (B, N + T, H, D)
-        k = normed_and_rotated(keys, [self.norm_k.weight, self.norm_added_k.weight], rope)
-        out = attention(q, k, torch.cat(values, dim=1), mask)
-        img_out, txt_out = out.split((img.shape[1], txt.shape[1]), dim=1)
+        query_norms = [self.norm_q.weight, self.norm_added_q.weight]
+        key_norms = [self.norm_k.weight, self.norm_added_k.weight]
+        img_out, txt_out = attend_jointly(img_qkv, txt_qkv, query_norms, key_norms, rope, mask)
         return self.to_out[0](img_out), self.to_add_out(txt_out)
 
 
@@ -166,9 +136,9 @@ class QwenImageTransformerBlock(nn.Module):
         super().__init__()
         self.img_mod = Modulation(params.width)
         self.attn = JointAttention(params)
-        self.img_mlp = FeedForward(params)
+        self.img_mlp = FeedForward(params.width, params.mlp_width, TanhGELU())
         self.txt_mod = Modulation(params.width)
-        self.txt_mlp = FeedForward(params)
+        self.txt_mlp = FeedForward(params.width, params.mlp_width, TanhGELU())
 
     def forward(
         self,
@@ -182,16 +152,8 @@ class QwenImageTransformerBlock(nn.Module):
         """img (B, N, W), txt (B, T, W), vec (B, W), mask as padding_mask returns it for N + T tokens -> img, txt.
         `clean`: the vector of timestep 0, and how many of the last image tokens, which are of control images, use
         it instead of vec."""
-        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self._image_modulation(img, vec, clean)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
-
-        img_out, txt_out = self.attn(
-            modulate(img, img_shift1, img_scale1), modulate(txt, txt_shift1, txt_scale1), rope, mask
-        )
-        img = img + img_gate1 * img_out
-        img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
-        txt = txt + txt_gate1 * txt_out
-        txt = txt + txt_gate2 * self.txt_mlp(modulate(txt, txt_shift2, txt_scale2))
+        modulations = self._image_modulation(img, vec, clean), self.txt_mod(vec)
+        img, txt = double_stream(img, txt, modulations, self.attn, (self.img_mlp, self.txt_mlp), rope, mask)
         return _within_fp16(img), _within_fp16(txt)
 
     def _image_modulation(self, img: Tensor, vec: Tensor, clean: tuple[Tensor, int] | None) -> tuple[Tensor, ...]:
@@ -209,16 +171,6 @@ class QwenImageTransformerBlock(nn.Module):
 def _within_fp16(x: Tensor) -> Tensor:
     """Clamp what overflows in fp16."""
     return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
-
-
-class AdaLayerNorm(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.linear = nn.Linear(width, 2 * width)
-
-    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
-        scale, shift = self.linear(F.silu(vec))[:, None].chunk(2, dim=-1)  # in the blocks shift comes first
-        return modulate(x, shift, scale)
 
 
 class QwenImageTransformer(BlockTransformer):

@@ -21,21 +21,22 @@ from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
+    T5_WIDTH,
     Miniature,
     fit_velocity,
     randomize,
     states_of,
+    t5_sizes,
     t5_tokenizer,
     weaken_conditioning,
     without_attention,
 )
 
-TEXT_WIDTH = 48
 PARAMS = WanParams(
     width=128,  # one head
     heads=1,
     mlp_width=256,
-    text_width=TEXT_WIDTH,
+    text_width=T5_WIDTH,
     blocks=5,  # with blocks_to_swap = 2, four take turns
 )
 SHIFT = 3.0
@@ -63,17 +64,7 @@ def tiny_modules(
     vocabulary: int, params: WanParams = PARAMS, autoencoder: dict[str, Any] = AUTOENCODER
 ) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
-    config = UMT5Config(
-        vocab_size=vocabulary,
-        d_model=params.text_width,
-        d_kv=16,
-        d_ff=96,
-        num_layers=2,
-        num_heads=3,
-        feed_forward_proj="gated-gelu",
-        is_encoder_decoder=False,
-        use_cache=False,
-    )
+    config = UMT5Config(**t5_sizes(vocabulary, params.text_width))
     transformer, vae = WanTransformer(params), AutoencoderKLWan(**autoencoder)
     modules: dict[str, nn.Module] = {DENOISER: transformer, "text_encoder1": UMT5EncoderModel(config), VAE: vae}
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +98,7 @@ def _fit(transformer: WanTransformer, latents: Tensor, generator: torch.Generato
         noise = torch.randn(latents.shape, generator=generator)
         drawn = torch.sigmoid(torch.randn(len(latents), generator=generator))
         times = shifted(drawn, SHIFT)
-        text = torch.zeros(len(latents), 8, TEXT_WIDTH)
+        text = torch.zeros(len(latents), 8, T5_WIDTH)
         params = transformer.params
         unknown = latents.new_zeros(len(latents), params.in_channels - params.channels, *latents.shape[2:])
         tokens = params.image_tokens or 1

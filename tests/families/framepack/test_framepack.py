@@ -17,6 +17,7 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.components import DENOISER, Components
+from sd_scripts.families.common.encoders.vision import siglip_pixels
 from sd_scripts.families.common.family import StepInputs, TextOptions
 from sd_scripts.families.framepack.card import CARD
 from sd_scripts.families.framepack.card.memory_facts import MEMORY, tokens
@@ -29,7 +30,7 @@ from sd_scripts.families.framepack.objective import loss, step_inputs
 from sd_scripts.families.framepack.sampling import MOST_SHIFT, sample
 from sd_scripts.families.framepack.sections import section_of, single_frame
 from sd_scripts.families.framepack.solver import unipc
-from sd_scripts.families.framepack.text import IMAGE, encode_conditions, encode_text, siglip_pixels, tokenize
+from sd_scripts.families.framepack.text import IMAGE, SIGLIP, encode_conditions, encode_text, tokenize
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas, shift_of
 from sd_scripts.networks.files.lora_files import read_lora
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
@@ -261,7 +262,7 @@ def test_the_start_image_is_seen_as_siglips_processor_shows_it(components: Compo
     pixels = torch.tensor(list(image.tobytes())).view(64, 96, 3).permute(2, 0, 1)[None] / 127.5 - 1
     processor = SiglipImageProcessorPil(size={"height": 28, "width": 28}, resample=3)
     expected = torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"])
-    assert (siglip_pixels(components, pixels) - expected).abs().max() < 0.03
+    assert (siglip_pixels(components.text_encoders[SIGLIP], pixels) - expected).abs().max() < 0.03
     with torch.no_grad():
         of_clip = encode_conditions(components, pixels[:, :, None].expand(-1, -1, 37, -1, -1))[IMAGE]
         captions = FRAMEPACK.text.prompt_captions(

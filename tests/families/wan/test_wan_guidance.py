@@ -10,7 +10,8 @@ from sd_scripts.families.wan.card.options import WanSamplingOptions
 from sd_scripts.families.wan.guidance import StepCounter, guided_steps, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.objective import predict
-from sd_scripts.families.wan.tiny import PARAMS, TEXT_WIDTH
+from sd_scripts.families.wan.tiny import PARAMS
+from sd_scripts.testing.miniature import T5_WIDTH
 
 OFF = WanSamplingOptions(
     **{"timestep_boundary": None, "guidance_scale_high_noise": None, "cfg_skip_mode": "none", "cfg_apply_ratio": None},
@@ -40,7 +41,7 @@ def test_skip_layer_guidance_leads_away_from_the_model_without_some_blocks() -> 
     model = WanTransformer(PARAMS)
     for parameter in model.parameters():
         parameter.normal_(std=0.05)
-    negative, prompt = ({STATES: torch.randn(1, 8, TEXT_WIDTH)} for _ in range(2))
+    negative, prompt = ({STATES: torch.randn(1, 8, T5_WIDTH)} for _ in range(2))
     latents, t = torch.randn(1, 16, 1, 4, 4), torch.tensor(0.5)
 
     def plain(caption: dict[str, Any], skipped: Any = ()) -> torch.Tensor:

@@ -81,3 +81,31 @@ def clip_features(encoder: Any, image: Tensor) -> Tensor:
     pixels = ((square / 2 + 0.5 - mean) / std).to(weight.device, weight.dtype)
     features: Tensor = encoder(pixels, output_hidden_states=True).hidden_states[-2]
     return features.float()
+
+
+SIGLIP_SIZES: dict[str, Any] = {"head_width": 72, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+"""Of SigLIP so400m; shapes do not determine it."""
+SIGLIP_LAYOUT = Layout(
+    make=lambda shapes: make_text_encoder(
+        "SiglipVisionModel", "SiglipVisionConfig", vision_config(shapes, **SIGLIP_SIZES)
+    )
+)
+
+
+def siglip_pixels(encoder: Any, pixels: Tensor) -> Tensor:
+    """Resize images (B, 3, H, W) in -1..1 to SigLIP's square, whatever their shape."""
+    side = encoder.config.image_size
+    return F.interpolate(pixels.float(), (side, side), mode="bicubic", antialias=True).clamp(-1, 1)
+
+
+def siglip_states(encoder: Any, pixels: Tensor) -> Tensor:
+    """Return SigLIP's last hidden states (B, 729, 1152) of pixels of its size."""
+    weight = next(encoder.parameters())
+    hidden: Tensor = encoder(pixels.to(weight.device, weight.dtype)).last_hidden_state
+    return hidden
+
+
+def no_siglip_states(encoder: Any, count: int) -> Tensor:
+    """Return the states of no image, (B, 729, 1152): zeros."""
+    tokens = (encoder.config.image_size // encoder.config.patch_size) ** 2
+    return torch.zeros(count, tokens, encoder.config.hidden_size)

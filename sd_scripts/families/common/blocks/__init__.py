@@ -1,0 +1,1 @@
+"""Blocks of transformers that several families have."""
