@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
+from tests.browser.page_help import ALL_SETTINGS, CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, in_light_dom, settled
 from tests.support.hub.files import ModelSite, serving
 from tests.support.suite.spending import PAGES, spend
 
@@ -61,7 +61,10 @@ def chromium() -> Iterator[Any]:
             args=QUIET,
             ignore_default_args=["--hide-scrollbars"],  # people see those that take room, and what they uncover
         )
-        yield browser
+        with pytest.MonkeyPatch.context() as patch:
+            for holder in (playwright.Page, playwright.Locator):
+                patch.setattr(holder, "locator", in_light_dom(holder.locator))
+            yield browser
         browser.close()
 
 

@@ -55,7 +55,11 @@ BREAKS = {"training_comment": "breaks", "network_module": "tests.support.network
 
 
 class Expectations:
-    """Playwright's expectations of a locator, which at first are looked at often."""
+    """Playwright's expectations of a locator, which at first are looked at often.
+
+    Each look of Playwright's own that fails describes the page for the message, or what is seen of the element: 0.3 s.
+    What can be waited for without that comes first, as a part of the expectation.
+    """
 
     def __init__(self, locator: Any) -> None:
         from playwright.sync_api import expect
@@ -71,12 +75,29 @@ class Expectations:
         return meet
 
     def to_be_visible(self, timeout: float = SLOW) -> None:
-        """Each look of Playwright's own describes the whole page for the message of a failure: 0.3 s."""
         _soon(lambda time: self._locator.wait_for(state="visible", timeout=time), timeout)
 
     def to_be_hidden(self, timeout: float = SLOW) -> None:
-        """Or not be there; as `to_be_visible`."""
+        """Or not be there."""
         _soon(lambda time: self._locator.wait_for(state="hidden", timeout=time), timeout)
+
+    def to_contain_text(self, expected: Any, timeout: float = SLOW) -> None:
+        self._meet_text("to_contain_text", expected, timeout)
+
+    def to_have_text(self, expected: Any, timeout: float = SLOW, **more: Any) -> None:
+        self._meet_text("to_have_text", expected, timeout, **more)
+
+    def _meet_text(self, name: str, expected: Any, timeout: float, **more: Any) -> None:
+        from playwright.sync_api import TimeoutError
+
+        meet = self.__getattr__(name)
+        if isinstance(expected, str | re.Pattern) and expected and not more:  # texts as a filter understands them
+            try:
+                holding = self._locator.filter(has_text=expected).first
+                _soon(lambda time: holding.wait_for(state="attached", timeout=time), timeout)
+            except TimeoutError:
+                timeout = OFTEN  # enough for the message of the failure
+        meet(expected, timeout=timeout, **more)
 
 
 def _soon(wait: Callable[[float], None], timeout: float) -> None:
@@ -165,6 +186,17 @@ class Gui:
         request = urllib.request.Request(f"{self.url}/studio/{path}", data, headers)
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)
+
+
+def in_light_dom(locator: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `locator` look for CSS selectors as CSS does: the page has no shadow roots, for which Playwright would
+    look at each of its 80,000 nodes."""
+
+    def find(of: Any, selector: Any, **more: Any) -> Any:
+        is_css = isinstance(selector, str) and not re.match(r"[\w:]+=|//|\.\.", selector) and ">>" not in selector
+        return locator(of, f"css:light={selector}" if is_css else selector, **more)
+
+    return find
 
 
 SETTLED = """(part) => new Promise((done) => {
