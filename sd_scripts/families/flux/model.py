@@ -156,7 +156,7 @@ class DoubleBlock(nn.Module):
         return double_stream(img, txt, modulations, self.attend, (self.img_mlp, self.txt_mlp), rope, mask)
 
     def attend(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what attention over both adds to img (B, N, W) and to txt (B, T, W)."""
+        """Return the outputs of attention over both: img (B, N, W) and txt (B, T, W)."""
         norms = self.img_attn.norm, self.txt_attn.norm
         img_out, txt_out = attend_jointly(
             self.img_attn.qkv_heads(img),

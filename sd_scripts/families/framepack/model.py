@@ -109,7 +109,7 @@ class Attention(nn.Module):
         return heads_of(project_together((self.to_q, self.to_k, self.to_v), x), self.heads)
 
     def jointly(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what attention over both adds to img (B, N, W) and to txt (B, T, W)."""
+        """Return the outputs of attention over both: img (B, N, W) and txt (B, T, W)."""
         txt_qkv = heads_of(project_together((self.add_q_proj, self.add_k_proj, self.add_v_proj), txt), self.heads)
         query_norms = [self.norm_q.weight, self.norm_added_q.weight]
         key_norms = [self.norm_k.weight, self.norm_added_k.weight]

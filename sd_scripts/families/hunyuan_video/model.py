@@ -218,7 +218,7 @@ class MMDoubleStreamBlock(nn.Module):
         return double_stream(img, txt, modulations, self.attend, (self.img_mlp, self.txt_mlp), rope, mask)
 
     def attend(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what attention over both adds to img (B, N, W) and to txt (B, T, W)."""
+        """Return the outputs of attention over both: img (B, N, W) and txt (B, T, W)."""
         widths = (img.shape[-1],) * 3
         img_qkv = heads_of(project_split(self.img_attn_qkv, img, widths), self.heads)
         txt_qkv = heads_of(project_split(self.txt_attn_qkv, txt, widths), self.heads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
-from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, projections_of, swapped
+from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, WIDTH, projections_of, swapped
 from sd_scripts.options.spec import OptionValues
 
 
