@@ -60,9 +60,9 @@ def token_page(language: str, wrong: bool = False) -> str:
         title,
         f"""<form method="get" class="wide">
   <h1>{title}</h1>
-  <p>{_text(language, printed)}</p>
+  <p>{_text(language, printed).replace("?token=...", "<b>?token=...</b>")}</p>
   <p>{_text(language, saved).replace("{1}", "<b>token</b>")}</p>
-  <label>Token <input name="token" type="password" autocomplete="off" autofocus required></label>
+  <label>{_text(language, "Access token")} <input name="token" type="password" autocomplete="off" autofocus required></label>
   <button>{_text(language, "Open")}</button>
   <p role="alert">{error}</p>
 </form>""",

@@ -23,7 +23,7 @@ var Language = (() => {
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_PARTS = 20; // sentences, or parts of a list
-  const KEYED = new RegExp(`^([\\w./-]+|${ELEMENT}): (.+)$`, "s");
+  const KEYED = new RegExp(`^([\\w./-]+|(?:${ELEMENT}[ ,()]*)+): (.+)$`, "s");
   const WORD = /[A-Za-z]{2,}/g;
   const LIST = /^((?:'[^']*'|\S+)(?:, (?:'[^']*'|\S+))*) (and|or) ('[^']*'|\S+)$/;
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
@@ -204,7 +204,7 @@ var Language = (() => {
     if (!/[A-Za-z]/.test(english)) return null;
     if (answers.has(english)) return answers.get(english);
     const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
-    const chinese = ended(english) ?? keyed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? about(english) ?? (small === english ? null : ended(small));
+    const chinese = ended(english) ?? keyed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? about(english) ?? (small === english ? null : ended(small)) ?? texts.get(`a ${english}`) ?? null;
     if (answers.size > MOST) answers.clear();
     answers.set(english, chinese);
     return chinese;
