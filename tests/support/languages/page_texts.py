@@ -75,6 +75,7 @@ TERMINAL = (
     *("kohya_gui/print_command", "kohya_gui/server/lean", "kohya_gui/theme"),
     *("sd_scripts/demo", "sd_scripts/settings/document", "sd_scripts/settings/command_line"),
     *("sd_scripts/settings/compat/generate_flags", "sd_scripts/settings/compat/musubi_caching", "sd_scripts/testing/"),
+    "sd_scripts/families/common/encoders/tiny",
 )
 """Modules whose texts are for the terminal, or that nobody reads."""
 LOGGED = re.compile(r"logger\.")
