@@ -1,6 +1,6 @@
 """Train a trained miniature in many ways, and count the generated images that show what was to be learned.
 
-python -m benchmarks.learning [--rows NAME ...] [--short] [--family flux] [--folder FOLDER]
+python -m benchmarks.learning [--rows NAME ...] [--short] [--family flux] [--seed 1] [--folder FOLDER]
 
 Each row is the demo's training with different options: on images of a word that is new to the base model, and images of
 known shapes. Images are generated of 20 scenes with the new word and 10 without; `shapes.recognize` decides what each
@@ -195,11 +195,11 @@ def method_of(name: str) -> str:
     )
 
 
-def train(family: str, name: str, folder: Path, short: bool = False) -> TrainedRow:
+def train(family: str, name: str, folder: Path, *, short: bool = False, seed: int = 1) -> TrainedRow:
     """Train a row in a folder of its own."""
     method = method_of(name)
     config = demo.make(folder, family, "lora" if method == "lora" else "full")
-    values = {**read_toml(config), **options_of(family, name, folder, short)}
+    values = {**read_toml(config), **options_of(family, name, folder, short), "seed": seed}
     write_toml(config, {option: value for option, value in values.items() if value != ""})
     command = [sys.executable, str(script_path(script_for(family, method))), "--config_file", str(config)]
     seconds = run_quietly(command, folder / "train.log")
@@ -263,6 +263,7 @@ def main() -> None:
     parser.add_argument("--family", default="flux", choices=[name for name in demo.FAMILIES if trained.has(name)])
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="default: all that are possible here")
     parser.add_argument("--short", action="store_true", help="300 steps without images of known shapes")
+    parser.add_argument("--seed", type=int, default=1, help="of the training; default: 1")
     parser.add_argument("--folder", type=Path, help="keep models and images here")
     arguments = parser.parse_args()
     family = arguments.family
@@ -277,7 +278,7 @@ def main() -> None:
         print(f"| training | loss | before | after |{kept_column} CPU seconds |", flush=True)
         print("|---" * (5 if arguments.short else 6) + "|", flush=True)
         for name in arguments.rows or possible_rows(family):
-            row = train(family, name, folder / name, arguments.short)
+            row = train(family, name, folder / name, short=arguments.short, seed=arguments.seed)
             before = shares(images_in(of_base), meant_by(name, new), of_base)["all"]
             after, kept = measured(family, name, row, folder / name)
             if not arguments.short:

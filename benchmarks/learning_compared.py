@@ -1,7 +1,7 @@
 """Train the LoRA of the demo by this program, by a plain loop and by diffusers' training script, on the same images,
 and count the generated images that show the new word.
 
-python -m benchmarks.learning_compared [--family sdxl] [--rows NAME ...] [--script SCRIPT] [--folder FOLDER]
+python -m benchmarks.learning_compared [--family sdxl] [--rows NAME ...] [--script SCRIPT] [--seed 1] [--folder FOLDER]
 
 All rows have the demo's model, images, captions, steps, batch size, rank, alpha, learning rate, schedule, weight decay,
 gradient clipping and loss, without regularization images. The plain loop of `benchmarks.plain_training` uses the
@@ -94,7 +94,7 @@ def train_by_script(
         "lr_warmup_steps": 0,
         "adam_weight_decay": WEIGHT_DECAY,
         "mixed_precision": "no",
-        "seed": 1,
+        "seed": options["seed"],
         "report_to": "tensorboard",
         "cache_dir": output / "datasets",
         **training.script_options(),
@@ -125,11 +125,13 @@ def main() -> None:
     parser.add_argument("--family", default="flux", choices=[name for name in demo.FAMILIES if trained.has(name)])
     parser.add_argument("--rows", nargs="+", choices=ROWS + OF_SCRIPT, help="default: ours, plain and diffusers")
     parser.add_argument("--script", type=Path, help="diffusers' training script for the family")
+    parser.add_argument("--seed", type=int, default=1, help="of the trainings; default: 1")
     parser.add_argument("--folder", type=Path, help="keep models and images here")
     arguments = parser.parse_args()
     family, script = arguments.family, arguments.script
     rows = arguments.rows or (*ROWS, *OF_SCRIPT[:1] * bool(script))
-    options, kind = demo_options(family), training_of(family)
+    options = {**demo_options(family), "seed": arguments.seed}
+    kind = training_of(family)
     if set(rows) & set(OF_SCRIPT) and (not script or script.name != kind.script):
         parser.error(f"the rows of diffusers need --script, the path of its {kind.script}")
     with tempfile.TemporaryDirectory() as temporary:
@@ -147,7 +149,7 @@ def main() -> None:
             output.mkdir()
             flags: tuple[str, ...] = (f"--lora_weights={output / LORA_FILE}",)
             if row == "ours":
-                ours = train(family, "without_prior", output)
+                ours = train(family, "without_prior", output, seed=arguments.seed)
                 loss, flags = ours.loss, ours.flags
             else:
                 training = kind(model, options)

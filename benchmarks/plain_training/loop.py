@@ -67,7 +67,7 @@ def train_plainly(
     training: PlainTraining, captions: Sequence[str], pixels: Tensor, output: Path, options: Options
 ) -> list[float]:
     """Train a LoRA, which `output` gets; return the loss of each step."""
-    torch.manual_seed(1)
+    torch.manual_seed(options["seed"])
     denoiser = training.denoiser.requires_grad_(False)
     with torch.no_grad():
         training.encode(captions, pixels)
