@@ -158,6 +158,69 @@ def checkpoints(page: Any, folder: Path) -> None:
     save_two(page, "compare-checkpoints", "compare-checkpoints-800")
 
 
+def comparison(page: Any, folder: Path) -> None:
+    """Show the demo's run next to one that was shorter and had a lower learning rate."""
+    RunStore(Gui(folder).runs).find(low_rate(folder).parent)
+    page.locator("#runs-button").click()
+    boxes = page.locator(".history tbody input")
+    expect(boxes).to_have_count(2)
+    for box in boxes.all():
+        box.check()
+    page.locator("[data-action=compare]").click()
+    expect(page.locator(".comparison table")).to_be_visible()
+    page.mouse.move(0, 0)
+    save(page, DOCS / "compare.png")
+
+
+def low_rate(folder: Path) -> Path:
+    """Return the LoRA of a training like the demo's with 300 steps and a lower learning rate, made if it is missing."""
+    made, name = folder / "low_rate", "low_rate"
+    saved = made / "output" / f"{name}.safetensors"
+    if not saved.exists():
+        own = {"output_name": name, "run_dir": saved.parent / "runs" / name, "learning_rate": 5e-4}
+        flags = [f"--{option}={value}" for option, value in {**own, "max_train_steps": 300}.items()]
+        assert demo.main(["--folder", str(made), *flags]) == 0
+    return saved
+
+
+def lora_tools(page: Any, folder: Path) -> None:
+    """Inspect the demo's LoRA, and merge two."""
+    loras = folder / "loras"
+    loras.mkdir(exist_ok=True)
+    files = [loras / "zorb.safetensors", loras / "low_rate.safetensors"]
+    for made, file in zip((folder / "demo" / "output" / "demo_lora.safetensors", low_rate(folder)), files, strict=True):
+        shutil.copy(made, file)
+    merged = loras / "zorb-merged.safetensors"
+    merged.unlink(missing_ok=True)
+    page.locator("#loratools-button").click()
+    tools = page.locator("#lora-tools .lora-tools")
+    tools.locator("[data-tool=inspect]").click()
+    tools.locator("#tool-model").fill(str(files[0]))
+    tools.locator("[data-action=start-tool]").click()
+    expect(tools.locator("svg[aria-label='Singular values'] polyline")).to_have_count(1)
+    page.mouse.move(0, 0)
+    save(page, DOCS / "lora-tools.png")
+    tools.locator("[data-tool=merge-svd]").click()
+    for number, file in enumerate(files):
+        if number:
+            tools.get_by_role("button", name="Add LoRA").click()
+        tools.locator(".lora-row input[type=text], .lora-row input:not([type])").nth(number).fill(str(file))
+    save(page, DOCS / "lora-merge.png")
+
+
+def measured(page: Any, folder: Path) -> None:
+    """Show the plan of a training like the demo's, and what measuring it shows."""
+    ask_for(page, folder / "demo" / "demo.toml")
+    expect(page.locator("#lora-message")).to_contain_text("Opened demo.toml")
+    plan = page.locator("#lora-plan")
+    expect(plan.locator(".plan summary")).to_be_visible()
+    plan.locator("details.plan").evaluate("(details) => (details.open = true)")
+    page.get_by_role("button", name="Measure on this machine").click()
+    expect(plan.locator("[data-measured] tr", has_text="default")).to_contain_text("with cache", timeout=TRAINING)
+    page.mouse.move(0, 0)
+    save(plan, DOCS / "measure.png")
+
+
 def generate_tab(page: Any, folder: Path) -> None:
     shutil.rmtree(folder / "outputs", ignore_errors=True)  # images of an earlier call
     page.locator("#runs-button").click()
@@ -213,6 +276,7 @@ def image_tools_tab(page: Any, folder: Path) -> None:
 
 def dataset_editing(page: Any, folder: Path) -> None:
     """Show what replacing words in all captions would change."""
+    shutil.rmtree(folder / "edited", ignore_errors=True)  # an earlier call's
     images = write_images(folder / "edited")
     page.wait_for_function(
         "() => { try { return Plans.form('lora'); } catch { return false; } }"
@@ -229,7 +293,7 @@ def dataset_editing(page: Any, folder: Path) -> None:
     side.get_by_label("Replace with").fill("against a")
     page.keyboard.press("Enter")
     expect(side.locator(".bulk-preview ins")).to_have_count(12)
-    side.locator(".caption-box").evaluate("(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 12)")
+    side.locator(".bulk-form").evaluate("(part) => part.scrollIntoView()")  # the column scrolls by itself
     page.mouse.move(0, 0)
     save(page, DOCS / "dataset-editing.png")
 
@@ -270,6 +334,9 @@ OF_DEMO: dict[str, Callable[[Any, Path], None]] = {
     "runs": runs_tab,
     "compare-checkpoints": checkpoints,
     "generate": generate_tab,
+    "measure": measured,
+    "lora-tools": lora_tools,
+    "compare": comparison,
 }
 """Begin of the file names -> what makes the images, on a page of their own."""
 
