@@ -47,7 +47,7 @@ EMBEDDING: dict[str, Any] = {
 ROWS: dict[str, dict[str, Any]] = {
     "lora": {},
     "compiled": {"compile": True},
-    "lokr": {**LYCORIS, "network_args": ["algo=lokr", "factor=4", "full_matrix=True"], "learning_rate": 5e-3},
+    "lokr": {**LYCORIS, "network_args": ["algo=lokr", "factor=2", "full_matrix=True"], "learning_rate": 5e-3},
     "loha": {**LYCORIS, "network_args": ["algo=loha"], "learning_rate": 1.5e-3},
     "dora": {**LYCORIS, "network_args": ["algo=lora", "dora_wd=True"]},
     "int8": {"quantize_base": "int8"},

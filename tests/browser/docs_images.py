@@ -196,6 +196,7 @@ def lora_tools(page: Any, folder: Path) -> None:
     tools = page.locator("#lora-tools .lora-tools")
     tools.locator("[data-tool=inspect]").click()
     tools.locator("#tool-model").fill(str(files[0]))
+    expect(tools.locator("[data-hint=model]")).to_contain_text("FLUX.1 LoRA")
     tools.locator("[data-action=start-tool]").click()
     expect(tools.locator("svg[aria-label='Singular values'] polyline")).to_have_count(1)
     page.mouse.move(0, 0)
@@ -204,7 +205,10 @@ def lora_tools(page: Any, folder: Path) -> None:
     for number, file in enumerate(files):
         if number:
             tools.get_by_role("button", name="Add LoRA").click()
-        tools.locator(".lora-row input[type=text], .lora-row input:not([type])").nth(number).fill(str(file))
+        tools.get_by_label(f"LoRA {number + 1}", exact=True).fill(str(file))
+        expect(tools.locator("[data-hint=models]").nth(number)).to_contain_text("FLUX.1 LoRA")
+    tools.get_by_label("Block weights", exact=True).check()
+    tools.get_by_label("Block weights of LoRA 2").fill("SINGLE=0.5")
     save(page, DOCS / "lora-merge.png")
 
 
