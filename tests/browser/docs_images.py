@@ -197,7 +197,11 @@ def lora_tools(page: Any, folder: Path) -> None:
     tools.locator("[data-tool=inspect]").click()
     tools.locator("#tool-model").fill(str(files[0]))
     expect(tools.locator("[data-hint=model]")).to_contain_text("FLUX.1 LoRA")
-    tools.locator("[data-action=start-tool]").click()
+    start = tools.locator("[data-action=start-tool]")
+    start.click()
+    expect(start).to_be_enabled()  # it was answered, or, on a busy machine, not in time
+    if tools.locator(".message-error").count():
+        start.click()
     expect(tools.locator("svg[aria-label='Singular values'] polyline")).to_have_count(1)
     page.mouse.move(0, 0)
     save(page, DOCS / "lora-tools.png")

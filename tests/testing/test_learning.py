@@ -41,7 +41,7 @@ def test_a_lora_teaches_a_base_model_a_word_for_a_new_shape(tmp_path: Path) -> N
     assert after["all"] > 0.8
 
 
-def test_sdxls_losses_are_those_of_diffusers_and_peft_with_the_same_noise(
+def test_with_the_same_noise_sdxls_losses_equal_diffusers_and_pefts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five steps with min-SNR, from the same LoRA: each loss depends on all updates before it."""
