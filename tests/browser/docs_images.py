@@ -184,7 +184,7 @@ def low_rate(folder: Path) -> Path:
 
 
 def lora_tools(page: Any, folder: Path) -> None:
-    """Inspect the demo's LoRA, and merge two."""
+    """Merge two LoRAs, and inspect the demo's."""
     loras = folder / "loras"
     loras.mkdir(exist_ok=True)
     files = [loras / "zorb.safetensors", loras / "low_rate.safetensors"]
@@ -194,6 +194,16 @@ def lora_tools(page: Any, folder: Path) -> None:
     merged.unlink(missing_ok=True)
     page.locator("#loratools-button").click()
     tools = page.locator("#lora-tools .lora-tools")
+    tools.locator("[data-tool=merge-svd]").click()
+    for number, file in enumerate(files):
+        if number:
+            tools.get_by_role("button", name="Add LoRA").click()
+        tools.get_by_label(f"LoRA {number + 1}", exact=True).fill(str(file))
+        expect(tools.locator("[data-hint=models]").nth(number)).to_contain_text("FLUX.1 LoRA")
+    tools.get_by_label("Block weights", exact=True).check()
+    tools.get_by_label("Block weights of LoRA 2").fill("S=0.5")
+    page.mouse.move(0, 0)
+    save(page, DOCS / "lora-merge.png")
     tools.locator("[data-tool=inspect]").click()
     tools.locator("#tool-model").fill(str(files[0]))
     expect(tools.locator("[data-hint=model]")).to_contain_text("FLUX.1 LoRA")
@@ -203,17 +213,7 @@ def lora_tools(page: Any, folder: Path) -> None:
     if tools.locator(".message-error").count():
         start.click()
     expect(tools.locator("svg[aria-label='Singular values'] polyline")).to_have_count(1)
-    page.mouse.move(0, 0)
     save(page, DOCS / "lora-tools.png")
-    tools.locator("[data-tool=merge-svd]").click()
-    for number, file in enumerate(files):
-        if number:
-            tools.get_by_role("button", name="Add LoRA").click()
-        tools.get_by_label(f"LoRA {number + 1}", exact=True).fill(str(file))
-        expect(tools.locator("[data-hint=models]").nth(number)).to_contain_text("FLUX.1 LoRA")
-    tools.get_by_label("Block weights", exact=True).check()
-    tools.get_by_label("Block weights of LoRA 2").fill("SINGLE=0.5")
-    save(page, DOCS / "lora-merge.png")
 
 
 def measured(page: Any, folder: Path) -> None:
