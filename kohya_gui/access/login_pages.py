@@ -62,7 +62,8 @@ def token_page(language: str, wrong: bool = False) -> str:
   <h1>{title}</h1>
   <p>{_text(language, printed).replace("?token=...", "<b>?token=...</b>")}</p>
   <p>{_text(language, saved).replace("{1}", "<b>token</b>")}</p>
-  <label>{_text(language, "Access token")} <input name="token" type="password" autocomplete="off" autofocus required></label>
+  <label>{_text(language, "Access token")}
+    <input name="token" type="password" autocomplete="off" autofocus required></label>
   <button>{_text(language, "Open")}</button>
   <p role="alert">{error}</p>
 </form>""",
