@@ -33,6 +33,7 @@ def row_cells(markdown: str) -> dict[str, str]:
     return dict(zip(HEADINGS, cells, strict=True))
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_row_is_a_run_of_the_training_script_that_saves_nothing(tmp_path: Path) -> None:
     found, family = tmp_path / "table.md", "flux"
     small = ["--miniature", "--folder", str(tmp_path), "--markdown", str(found), "--steps", "3", "--rows", "eager"]
