@@ -190,7 +190,7 @@ class Gui:
 
 def in_light_dom(locator: Callable[..., Any]) -> Callable[..., Any]:
     """Let `locator` look for CSS selectors as CSS does: the page has no shadow roots, for which Playwright would
-    look at each of its 80,000 nodes."""
+    look at each of its elements."""
 
     def find(of: Any, selector: Any, **more: Any) -> Any:
         is_css = isinstance(selector, str) and not re.match(r"[\w:]+=|//|\.\.", selector) and ">>" not in selector

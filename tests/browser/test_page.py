@@ -137,11 +137,9 @@ def test_a_new_page_starts_with_safe_defaults_and_a_reload_restores_each_tab(pag
     expect_a_preset_to_be_marked_while_it_is_applied(page)
     expect_secrets_in_no_file(page, tmp_path)
     take_over_from_another_tab(page)
-    for tab in FULL:
-        go_to(page, tab)
-        field(page, "output_name", tab).press_sequentially(f"of_{tab}")
-    family(page, "FLUX.1", "finetune")
-    expect(page.locator("#finetune-blockwise_fused_optimizers")).to_be_visible()
+    go_to(page, "dreambooth")
+    field(page, "output_name", "dreambooth").press_sequentially("of_dreambooth")
+    change_an_open_file(page, tmp_path / "fine.toml")
     go_to(page, "lora")
     set_the_six(page)
     field(page, "output_name").fill("")
@@ -149,9 +147,7 @@ def test_a_new_page_starts_with_safe_defaults_and_a_reload_restores_each_tab(pag
 
     reload_and_act_before_the_form_is_restored(page)
     expect_lora_restored(page, tmp_path)
-    go_to(page, "finetune")
-    expect(field(page, "output_name", "finetune")).to_have_value("of_finetune")
-    expect(page.locator("#finetune-clip_l")).to_be_visible()
+    expect_the_file_still_open(page, tmp_path / "fine.toml")
     go_to(page, "dreambooth")
     expect(field(page, "output_name", "dreambooth")).to_have_value("of_dreambooth")
     expect(page.locator("#dreambooth-clip_l")).to_be_hidden()
@@ -166,19 +162,33 @@ def test_a_new_page_starts_with_safe_defaults_and_a_reload_restores_each_tab(pag
     expect(field(page, "output_dir")).to_have_value("")
     expect(page.locator("#lora-compile-switch input")).not_to_be_checked()
     expect_unsaved(page, False)
-    unfold(page, "advanced-training", "torch-compile-settings")
-    choose(page, "compile-bundle", "Triton")
-    field(page, "output_name").fill("cat")
-    expect_unsaved(page, True)
-    page.reload()
-    expect(field(page, "output_name")).to_have_value("cat")
-    expect_unsaved(page, True)
-    unfold(page, "advanced-training", "torch-compile-settings")
-    expect_bundle(page, "Triton")
-    page.locator("#lora-save").click()  # the file is still open: no question
-    expect(page.locator("#lora-message")).to_contain_text("Saved to")
-    expect_unsaved(page, False)
-    assert read_toml(tmp_path / "a.toml")["output_name"] == "cat"
+
+
+def change_an_open_file(page: Page, file: Path) -> None:
+    """In the tab Fine-tune, without saving it."""
+    write_toml(file, {**FLUX_FULL.identity, "seed": 1})
+    go_to(page, "finetune")
+    open_file(page, file, "finetune")
+    expect(page.locator("#finetune-blockwise_fused_optimizers")).to_be_visible()
+    expect_unsaved(page, False, "finetune")
+    unfold(page, "advanced-training", "torch-compile-settings", tab="finetune")
+    choose(page, "compile-bundle", "Triton", "finetune")
+    field(page, "output_name", "finetune").press_sequentially("cat")
+    expect_unsaved(page, True, "finetune")
+
+
+def expect_the_file_still_open(page: Page, file: Path) -> None:
+    """With its changes, which Save writes without a question."""
+    go_to(page, "finetune")
+    expect(field(page, "output_name", "finetune")).to_have_value("cat")
+    expect(page.locator("#finetune-clip_l")).to_be_visible()
+    expect_unsaved(page, True, "finetune")
+    unfold(page, "advanced-training", "torch-compile-settings", tab="finetune")
+    expect_bundle(page, "Triton", "finetune")
+    page.locator("#finetune-save").click()
+    expect(page.locator("#finetune-message")).to_contain_text("Saved to")
+    expect_unsaved(page, False, "finetune")
+    assert read_toml(file)["output_name"] == "cat"
 
 
 def expect_safe_start(page: Page) -> None:
@@ -365,12 +375,12 @@ def test_a_preset_and_the_six_controls_are_saved_and_restored(page, tmp_path):
     expect_the_six(page)
 
 
-def expect_bundle(page: Page, title: str) -> None:
+def expect_bundle(page: Page, title: str, tab: str = "lora") -> None:
     """The list shows the bundle and its effect, and the switch next to the presets whether it compiles."""
     helps = {bundle.title: bundle.help for bundle in BUNDLES} | {CUSTOM: CUSTOM_HELP}
-    expect(field(page, "compile-bundle")).to_have_value(title)
-    expect(page.locator("#lora-compile-bundle")).to_contain_text(helps[title])
-    expect(page.locator("#lora-compile-switch input")).to_be_checked(checked=title != "None")
+    expect(field(page, "compile-bundle", tab)).to_have_value(title)
+    expect(page.locator(f"#{tab}-compile-bundle")).to_contain_text(helps[title])
+    expect(page.locator(f"#{tab}-compile-switch input")).to_be_checked(checked=title != "None")
 
 
 def test_the_browser_alone_updates_the_page_after_a_click(page, tmp_path):
@@ -463,12 +473,12 @@ def test_the_bundle_follows_files_and_presets(page, tmp_path):
     assert {name: value for name, value in saved.items() if name.startswith("compile")} == triton.changes
 
 
-MARKED = """(is) => is === getComputedStyle(document.querySelector('#lora-file [data-testid="block-info"]'), '::after')
-    .content.includes("Unsaved changes")"""
+MARKED = """([is, tab]) => is === getComputedStyle(
+  document.querySelector(`#${tab}-file [data-testid="block-info"]`), '::after').content.includes("Unsaved changes")"""
 
 
-def expect_unsaved(page: Page, is_unsaved: bool) -> None:
-    page.wait_for_function(MARKED, arg=is_unsaved)
+def expect_unsaved(page: Page, is_unsaved: bool, tab: str = "lora") -> None:
+    page.wait_for_function(MARKED, arg=[is_unsaved, tab])
 
 
 def test_a_different_file_is_overwritten_only_after_a_second_click(page, tmp_path):

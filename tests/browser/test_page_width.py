@@ -15,16 +15,22 @@ playwright = pytest.importorskip("playwright.sync_api")
 
 
 WIDTHS = (1400, 800, 390)
-SCROLLS_SIDEWAYS = """() => [...document.querySelectorAll("*")]
-  .filter((element) => element.getClientRects().length && element.scrollWidth > element.clientWidth)
-  .filter((element) => element === document.documentElement
+SCROLLS_SIDEWAYS = """() => {
+  const shown = document.createTreeWalker(document.documentElement, NodeFilter.SHOW_ELEMENT, (element) =>
+    element.getClientRects().length ? NodeFilter.FILTER_ACCEPT  // what is in a hidden part is not looked at
+      : getComputedStyle(element).display === "none" ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_SKIP);
+  const wide = [];
+  for (let element = shown.currentNode; element; element = shown.nextNode())
+    if (element.scrollWidth > element.clientWidth) wide.push(element);
+  return wide.filter((element) => element === document.documentElement
     || ["auto", "scroll"].includes(getComputedStyle(element).overflowX))
   .map((element) => {
     const end = element.getBoundingClientRect().left + element.clientWidth + 1;
     const inside = [...element.querySelectorAll("*")].filter((each) => each.getBoundingClientRect().right > end);
     const name = (each) => `${each.tagName}#${each.id}.${each.className}`;
     return `${name(element)}: ${element.scrollWidth} in ${element.clientWidth}: ${inside.map(name).slice(0, 8)}`;
-  })"""
+  });
+}"""
 OPEN_PANELS = """(tab) => [...document.querySelectorAll(`#${tab} .gr-accordion`)]
   .filter((panel) => panel.querySelector(":scope > .label-wrap.open")).map((panel) => panel.id)"""
 TURN = """([tab, open, only]) => {
