@@ -63,7 +63,9 @@ class Saver:
     def save_last(self) -> Path:
         path = self._file("", LAST)
         with_state = self._resume.save_state or self._resume.save_state_on_train_end
-        return self._save_for_sure(path, self._train_state.progress.epoch, with_state=with_state, patient=True)
+        progress, train_plan = self._train_state.progress, self._train_state.train_plan
+        epochs = min(progress.epoch, train_plan.epochs)  # after the last epoch, progress names the next
+        return self._save_for_sure(path, epochs, with_state=with_state, patient=True)
 
     def save_and_stop(self) -> Path:
         """Save file and state of a run that stops here, in output_dir or elsewhere."""

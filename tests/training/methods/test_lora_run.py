@@ -18,7 +18,8 @@ pytestmark = pytest.mark.run
 
 def test_the_file_records_its_kind_and_keeps_its_precision(miniature: Any, tmp_path: Path) -> None:
     args = ["conv_dim=3", "conv_alpha=6", "rank_dropout=0.1"]
-    run = train(miniature, tmp_path / "out", save_precision="fp16", network_args=args, network_dropout=0.1)
+    own = {"network_args": args, "network_dropout": 0.1, "max_train_steps": 4}  # two epochs
+    run = train(miniature, tmp_path / "out", save_precision="fp16", **own)
     assert run.status == 0
     tensors = run.tensors()
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
@@ -36,7 +37,8 @@ def test_the_file_records_its_kind_and_keeps_its_precision(miniature: Any, tmp_p
         "ss_network_dropout": "0.1",
         "ss_network_args": '{"conv_dim": "3", "conv_alpha": "6", "rank_dropout": "0.1"}',
         "ss_base_model_version": "sdxl_base_v1-0",
-        "ss_steps": "3",
+        "ss_steps": "4",
+        "ss_epoch": "2",
         "ss_seed": "1",
         "modelspec.architecture": "stable-diffusion-xl-v1-base/lora",
         "modelspec.title": "short",
