@@ -73,8 +73,7 @@ TERMINAL = (
     *("kohya_gui/access/auth", "kohya_gui/access/c", "kohya_gui/access/login_throttle"),
     *("kohya_gui/command", "kohya_gui/demo", "kohya_gui/doctor", "kohya_gui/kohya/", "kohya_gui/languages/"),
     *("kohya_gui/print_command", "kohya_gui/server/lean", "kohya_gui/theme"),
-    *("sd_scripts/demo", "sd_scripts/families/common/encoders/tiny_", "sd_scripts/settings/document"),
-    "sd_scripts/settings/command_line",
+    *("sd_scripts/demo", "sd_scripts/settings/document", "sd_scripts/settings/command_line"),
     *("sd_scripts/settings/compat/generate_flags", "sd_scripts/settings/compat/musubi_caching", "sd_scripts/testing/"),
     "sd_scripts/families/common/encoders/tiny",
 )
