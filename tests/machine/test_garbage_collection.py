@@ -120,8 +120,12 @@ def test_ctrl_c_during_a_collection_is_not_lost() -> None:
         gc.collect()
         threading.Event().wait(30)
 
-    with pauses.without_pauses(compiles=False), pytest.raises(KeyboardInterrupt):
-        collect()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of the tests ignore it
+    try:
+        with pauses.without_pauses(compiles=False), pytest.raises(KeyboardInterrupt):
+            collect()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin `gc.collect:UserWarning")
