@@ -5,6 +5,7 @@ A full collection visits all that the imports and the compiler have left, which 
 
 import _thread
 import gc
+import signal
 import sys
 import threading
 import time
@@ -51,7 +52,7 @@ def _interrupted_again() -> Iterator[None]:
 
     def repeat(dropped: "sys.UnraisableHookArgs") -> None:
         if isinstance(dropped.exc_value, KeyboardInterrupt):
-            threading.Timer(SOON, _thread.interrupt_main).start()
+            threading.Timer(SOON, _interrupt).start()
         else:
             report(dropped)
 
@@ -60,3 +61,11 @@ def _interrupted_again() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = report
+
+
+def _interrupt() -> None:
+    """Send Ctrl-C to the main thread, which it wakes where the system can."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:  # on Windows
+        _thread.interrupt_main()
