@@ -16,11 +16,11 @@ process for each family, with CUDA_VISIBLE_DEVICES, and the same --folder.
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from time import monotonic
 
 from benchmarks.full_size import full_size
 from benchmarks.preset_search.combinations import Combination, Search
@@ -163,14 +163,14 @@ class Measurements:
 def measure(rows: Sequence[Row], runs: Rows, folder: Path, found: Measurements, until: float) -> list[Row]:
     """Measure rows until that time; return those that are left. `folder`: for images and what is cached of them."""
     for number, row in enumerate(rows):
-        left = until - time.monotonic()
+        left = until - monotonic()
         if left <= 0:
             return list(rows[number:])
         preset = row.combination.preset
         encoders = quantization_of(preset.settings()).encoders or "exact"  # their captions are cached apart
         images = runs.write_images(folder / f"captions_{encoders}")
         observed = found.known(row) or runs.observe(preset, images, min(ROW_SECONDS, left))
-        if observed.failure and time.monotonic() >= until:
+        if observed.failure and monotonic() >= until:
             return list(rows[number:])
         found.add(replace(row, observed=observed))
     return []
@@ -199,7 +199,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments, began = parser().parse_args(argv), time.monotonic()
+    arguments, began = parser().parse_args(argv), monotonic()
     start = arguments.presets or arguments.family
     measured = getattr(full_size(arguments.family, arguments.size), "MEASURED_STEPS", None)
     if measured is None:

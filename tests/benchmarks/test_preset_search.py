@@ -151,7 +151,7 @@ def test_the_best_run_within_the_limit_and_the_rest_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, clock = time.monotonic(), iter([0.0, 0.0, 100.0, 100.0])
-    monkeypatch.setattr("benchmarks.preset_search.__main__.time.monotonic", lambda: began + next(clock, 100.0))
+    monkeypatch.setattr("benchmarks.preset_search.__main__.monotonic", lambda: began + next(clock, 100.0))
     small = ["--miniature", "--folder", str(tmp_path), "--steps", "1", "--warm_up", "1", "--minutes", "1"]
     assert main(["--family", "flux", "--gb", "24", "--best", "1", *small]) == 1
     printed = capsys.readouterr().out
