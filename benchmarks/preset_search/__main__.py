@@ -1,6 +1,6 @@
 """Search the fastest way to train within 6, 8, 12, 16, 24 and 32 GB, and measure the best few at full size.
 
-python -m benchmarks.preset_search --plan-only [--family NAME] [--methods lora full] [--gb 8 12] [--best 5]
+python -m benchmarks.preset_search --plan-only [--family NAME] [--methods lora finetune] [--gb 8 12] [--best 5]
 python -m benchmarks.preset_search [--family NAME] [--minutes 9] [--markdown FILE]
 
 For each limit all ways to save memory are combined (checkpointing, activation_memory_budget, quantized weights, swapped

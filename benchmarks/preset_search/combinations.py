@@ -65,7 +65,7 @@ class Combination:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return the values by which combinations are told apart; optimizer and swapped blocks may differ."""
+        """Return the values that distinguish kinds of combinations; optimizer and swapped blocks may differ."""
         names = (
             "quantize_base",
             "fused_backward_pass",
@@ -94,7 +94,7 @@ class Combination:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """All combinations for a limit that replace those of a preset."""
+    """Finds the combinations that fit a limit, and leaves all other options of a preset as they are."""
 
     preset: Preset
     measured: MeasuredSteps

@@ -171,7 +171,7 @@ def calibrate(vae: Any) -> Tensor:
 
 
 def set_moments(conv: Any, moments: Tensor, gain: Tensor, mean: Tensor | float) -> Tensor:
-    """Give latents this mean, (C,) or one for all, and a narrow distribution; return those of the images, (B, C, ...).
+    """Give latents this mean, (C,) or one for all, and a narrow distribution; return the images' latents, (B, C, ...).
     `conv` is the last layer of an encoder, `moments` (B, 2C, ...) its output for images, and `gain` (2C,) multiplies
     the first half of them."""
     channels = len(gain) // 2

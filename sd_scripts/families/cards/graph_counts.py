@@ -12,7 +12,7 @@ ONE_KIND = GraphCounts(
     dynamic={"auto": DynamicGraphs(tokens=1), "true": DynamicGraphs(always=1)},
     seconds=5.0,
 )
-"""One for all blocks, and where captions are rounded up further ones for those of a different length."""
+"""One graph for all blocks; where captions are rounded up, further ones for captions of other lengths."""
 DOUBLE_AND_SINGLE = GraphCounts(
     kinds=2,
     per_shape=0,

@@ -41,8 +41,8 @@ def thresholds(of_levels: Tensor) -> Tensor:
 
 def starts(of_levels: Tensor) -> Tensor:
     """Return how many thresholds lie below every value of a cell, uint8, (2 * CELLS,): cells of the values from 0 to 1,
-    then those of the negative ones. A cell has the values whose float32 begin with the same bits, and is so small that
-    it contains one threshold at most."""
+    then cells of the negative values. The float32 values of a cell begin with the same bits, and a cell is so small
+    that it contains at most one threshold."""
     first = (FIRST_EXPONENT << CELL_BITS) + torch.arange(CELLS + 1, device=of_levels.device, dtype=torch.int32)
     edges = (first << 23 - CELL_BITS).view(torch.float32)
     edges[0] = 0.0

@@ -1,7 +1,7 @@
 """LLaMA-3 and CLIP-L as HunyuanVideo's text encoders, which FramePack has, too.
 
-The transformers read the third hidden states from the end of LLaMA's, without those of the text around a caption, and
-CLIP's pooled output.
+The transformers read LLaMA's third hidden states from the end, for the caption without the text around it, and CLIP's
+pooled output.
 """
 
 import re
