@@ -1,6 +1,7 @@
 """A run imports and loads only necessary modules before its first step."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.run
 
 HEAVY = {
     *("transformers", "peft", "bitsandbytes", "torch._inductor.compile_fx", "torch.utils.tensorboard", "tensorboard"),
-    *("torch._dynamo", "sympy", "scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
+    *("torch._dynamo", "triton", "sympy", "scipy", "sklearn", "pandas", "matplotlib", "wandb", "gradio"),
     *("diffusers.models.transformers.transformer_flux", "diffusers.hooks.first_block_cache"),
     *("diffusers.pipelines", "tensorflow", "jax", "torchvision", "networkx", "torch.distributed.checkpoint"),
 }
@@ -69,13 +70,21 @@ def test_checks_and_a_lora_run_with_full_caches_import_only_needed_modules(minia
     write_toml(tmp_path / "again.toml", {**settings, "output_dir": str(tmp_path / "out")})
     again = subprocess.run(
         [sys.executable, "-c", TRAINS, str(tmp_path / "again.toml")],
-        capture_output=True, text=True, env=found_by_processes(), check=False,
+        capture_output=True, text=True, env=with_triton_to_find(tmp_path), check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     checked, status, modules = json.loads(again.stdout.splitlines()[-1])
-    assert {"torch._dynamo", "torch._inductor", "sympy"}.isdisjoint(checked)
+    assert {"torch._dynamo", "torch._inductor", "triton", "sympy"}.isdisjoint(checked)
     assert (status, HEAVY.intersection(modules)) == (0, set()), again.stderr
     assert equal(first.tensors(), learned)
+
+
+def with_triton_to_find(folder: Path) -> dict[str, str]:
+    """Return the environment of a process that finds a Triton, which it may not import, where none is installed too."""
+    (folder / "packages" / "triton").mkdir(parents=True)
+    (folder / "packages" / "triton" / "__init__.py").touch()
+    env = found_by_processes()
+    return {**env, "PYTHONPATH": os.pathsep.join([str(folder / "packages"), env["PYTHONPATH"]])}
 
 
 TRAINS = """

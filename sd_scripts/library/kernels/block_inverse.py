@@ -7,24 +7,23 @@ the symmetric part of I - Q is I, which makes every pivot at least 1.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
-if importlib.util.find_spec("triton"):
-    from sd_scripts.library.kernels import inverse_kernel as kernel
-else:
-    kernel = None  # type: ignore[assignment]
+from sd_scripts.library.kernels.triton_kernels import HAS_TRITON
 
 torch.library.define("sd_scripts::inverse_of_blocks", "(Tensor blocks) -> Tensor")
 
 
 @torch.library.impl("sd_scripts::inverse_of_blocks", ["CPU", "CUDA"])
 def _inverse(blocks: Tensor) -> Tensor:
-    if kernel and blocks.is_cuda and blocks.dtype == torch.float32 and blocks.shape[-1] <= kernel.LARGEST:
-        return kernel.inverse(blocks.contiguous())
+    if HAS_TRITON and blocks.is_cuda and blocks.dtype == torch.float32:
+        from sd_scripts.library.kernels import inverse_kernel
+
+        if blocks.shape[-1] <= inverse_kernel.LARGEST:
+            return inverse_kernel.inverse(blocks.contiguous())
     inverse, _ = torch.linalg.inv_ex(blocks)
     return inverse.contiguous()
 

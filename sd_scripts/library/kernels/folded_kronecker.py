@@ -6,7 +6,6 @@ products are larger than those of the three apart, but they write nothing that h
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +22,7 @@ from sd_scripts.library.kernels.folded_product import (
     joint_forward,
 )
 from sd_scripts.library.kernels.geglu import geglu
-
-if importlib.util.find_spec("triton"):
-    from sd_scripts.library.kernels import kronecker_gradients as kernels
-else:
-    kernels = None  # type: ignore[assignment]
+from sd_scripts.library.kernels.triton_kernels import HAS_TRITON
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -52,9 +47,12 @@ def plain_gradients(x: Tensor, h: Tensor, grad: Tensor, low: Tensor, w1: Tensor,
 
 @torch.library.impl("sd_scripts::kronecker_gradients", ["CPU", "CUDA"])
 def _gradients(x: Tensor, h: Tensor, grad: Tensor, low: Tensor, w1: Tensor, up: Tensor) -> Gradients:
-    if kernels and x.is_cuda and x.dtype != torch.float32 and kernels.fits(w1.shape[1], up.shape[1]):
-        with torch.cuda.device(x.device):
-            return kernels.kronecker_gradients(x, h, grad, low, w1.contiguous(), up.contiguous())
+    if HAS_TRITON and x.is_cuda and x.dtype != torch.float32:
+        from sd_scripts.library.kernels import kronecker_gradients as kernels
+
+        if kernels.fits(w1.shape[1], up.shape[1]):
+            with torch.cuda.device(x.device):
+                return kernels.kronecker_gradients(x, h, grad, low, w1.contiguous(), up.contiguous())
     return plain_gradients(x, h, grad, low, w1, up)
 
 

@@ -9,7 +9,6 @@ It is for compiled code: the compiler lets the kernel that makes x write it stra
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,11 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sd_scripts.library.kernels.geglu import geglu
+from sd_scripts.library.kernels.triton_kernels import HAS_TRITON
 
-if importlib.util.find_spec("triton"):
-    from sd_scripts.library.kernels.low_rank_gradients import LARGEST_RANK, low_rank_gradients
-else:
-    low_rank_gradients, LARGEST_RANK = None, 0  # type: ignore[assignment]
+LARGEST_RANK = 128
+"""Up to which one kernel makes the gradients of both of a LoRA's matrices."""
 
 Factors = tuple[Tensor, Tensor, Tensor, Tensor]
 Fill = Callable[[Tensor], object]
@@ -38,6 +36,16 @@ class Ways(NamedTuple):
 
 
 BOTH = Ways()
+
+
+def define_gradients(device: torch.device) -> None:
+    """Define the operator that makes the gradients of a LoRA on a GPU; call before products there are compiled.
+
+    The compiler traces through it, so that defining it imports the compiler, which takes as long as PyTorch itself.
+    """
+    if HAS_TRITON and device.type == "cuda":
+        import sd_scripts.library.kernels.low_rank_gradients  # noqa: F401
+
 
 torch.library.define("sd_scripts::fill_low_rank", "(Tensor(a!) padded, Tensor low) -> ()")
 torch.library.define("sd_scripts::add_low_rank", "(Tensor(a!) y, Tensor h, Tensor matrix) -> ()")
@@ -202,7 +210,7 @@ def _shares_kernel(grad: Tensor, ranks: Sequence[int], outs: Sequence[int]) -> b
     """Return whether one kernel makes the gradients of the matrices of layers of these ranks and outputs."""
     alike = len({*ranks}) == len({*outs}) == 1 and ranks[0] <= LARGEST_RANK
     # in float32 its products are inexact
-    return low_rank_gradients is not None and alike and grad.is_cuda and grad.dtype != torch.float32
+    return HAS_TRITON and alike and grad.is_cuda and grad.dtype != torch.float32
 
 
 def low_rank_gradients_of(
@@ -210,7 +218,8 @@ def low_rank_gradients_of(
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return the gradients of downs and ups from x (M, in), h = x A', the output's gradient and low = grad B."""
     if _shares_kernel(grad, ranks, outs):
-        downs, ups = low_rank_gradients(x, h, grad, low, len(ranks))
+        # `default`, by which the compiler's cache finds the source of the kernel
+        downs, ups = torch.ops.sd_scripts.low_rank_gradients.default(x, h, grad, low, len(ranks))
         return downs.split(ranks), ups.split(outs)
     pairs = zip(grad.split(outs, dim=1), h.split(ranks, dim=1), strict=True)
     return (low.t() @ x).split(ranks), [g.t() @ part for g, part in pairs]

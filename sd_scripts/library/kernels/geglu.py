@@ -6,16 +6,11 @@ long on a large GPU.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if importlib.util.find_spec("triton"):
-    from sd_scripts.library.kernels import geglu_kernel as kernel
-else:
-    kernel = None  # type: ignore[assignment]
+from sd_scripts.library.kernels.triton_kernels import HAS_TRITON
 
 torch.library.define(
     "sd_scripts::fill_geglu_gradients", "(Tensor(a!) padded, Tensor grad, Tensor projected, Tensor? gain) -> ()"
@@ -34,9 +29,11 @@ def _fill_geglu_gradients(padded: Tensor, grad: Tensor, projected: Tensor, gain:
 
     grad (M, F) is the gradient of geglu(projected).
     """
-    if kernel and padded.is_cuda:
+    if HAS_TRITON and padded.is_cuda:
+        from sd_scripts.library.kernels import geglu_kernel
+
         with torch.cuda.device(padded.device):
-            kernel.fill_gradients(padded, grad.contiguous(), projected.contiguous(), gain)
+            geglu_kernel.fill_gradients(padded, grad.contiguous(), projected.contiguous(), gain)
         return
     hidden, gate = projected.chunk(2, dim=1)
     halves = grad * F.gelu(gate), torch.ops.aten.gelu_backward(grad * hidden, gate)

@@ -12,7 +12,6 @@ WIDE_TILE: Tile = 64, 64
 """For layers that are wide enough to keep a large GPU busy with it: 44 instead of 55 us for 15,360 + 3,072 columns."""
 ENOUGH_PROGRAMS = 380
 """Programs of the narrower tile from which on the wider one is faster, as measured on an H200."""
-LARGEST_RANK = 128
 
 
 @triton.jit

@@ -7,7 +7,6 @@ input, and its backward pass needs nothing but the projection's output.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -17,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sd_scripts.library.diffusion.dit_layers import EPS, Rope, apply_rope
-from sd_scripts.library.kernels.triton_kernels import built_for
+from sd_scripts.library.kernels.triton_kernels import HAS_TRITON, built_for
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 LARGEST_HEAD = 256
 
 

@@ -10,6 +10,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Importing it takes half a second, so modules of kernels are imported where one is launched."""
 REMEDY = "install a C compiler, such as gcc"
 
 
@@ -19,7 +21,7 @@ def built_for(device: torch.device, module: str, attempt: Callable[[Any], object
     `attempt` is called with the module and runs one of its kernels. If that fails, the log gives the reason, and the
     consequence `without` them. Asking again tries again: keep the answer.
     """
-    if device.type != "cuda" or not importlib.util.find_spec("triton"):
+    if device.type != "cuda" or not HAS_TRITON:
         return None
     try:
         kernels = importlib.import_module(module)

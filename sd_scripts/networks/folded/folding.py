@@ -6,7 +6,6 @@ A foldable layer computes its adapter in the product with its base weight, where
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.diffusion.block_swap import is_swapped
-from sd_scripts.library.kernels.folded_product import BOTH, Ways
+from sd_scripts.library.kernels.folded_product import BOTH, Ways, define_gradients
+from sd_scripts.library.kernels.triton_kernels import HAS_TRITON
 from sd_scripts.library.quantization.quantized import compute_dtype
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
 from sd_scripts.networks.lokr_sizes import MULTIPLE
@@ -129,7 +129,7 @@ class FoldedLayers:
         self.complete = moved == len(starts)
         """Whether all compute copies are in joint matrices, so that nobody reads the flat buffer."""
         self._copies = None
-        if compute.is_cuda and importlib.util.find_spec("triton"):
+        if compute.is_cuda and HAS_TRITON:
             from sd_scripts.library.strided_copies import StridedCopies
 
             self._copies = StridedCopies(self._runs)
@@ -196,6 +196,7 @@ def _joined(layers: Sequence[FoldableLinear]) -> Fold:
     out = sum(layer.out_features for layer in layers)
     width = layers[0].in_features
     joint = layers[0].weight.new_zeros(out + rank, width + rank)
+    define_gradients(joint.device)
     row = 0
     for layer in layers:
         place = joint[row : row + layer.out_features, :width]

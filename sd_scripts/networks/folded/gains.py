@@ -7,20 +7,19 @@ stack (library/kernels/low_rank_norms.py).
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.kernels.triton_kernels import HAS_TRITON
 from sd_scripts.networks.adapters.dora import DoraLinear
 from sd_scripts.networks.folded.folding import stays_plain
 
-if importlib.util.find_spec("triton"):
-    from sd_scripts.library.kernels import low_rank_norms as kernels
-else:
-    kernels = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from sd_scripts.library.kernels.low_rank_norms import LowRankNorms
 
 
 @dataclass
@@ -44,14 +43,14 @@ class Stack:
         """(W + D) A', which the gradient of B needs: (l, out, r)."""
         for each, gain in zip(self.magnitudes, self.gains, strict=True):
             each.gains = nn.Parameter(gain)
-        self.kernels: kernels.LowRankNorms | None = None
+        self.kernels: LowRankNorms | None = None
         self._find_weights()
 
     def _find_weights(self) -> None:
         """Update the kernels' addresses of the weights, which may have been moved to another device and back."""
         parts = [layer.weight for layer in self.layers], self.ups, [each.norms for each in self.magnitudes]
         if not (self.kernels and self.kernels.are_at(*parts)):
-            self.kernels = kernels.LowRankNorms(*parts) if kernels and kernels.LowRankNorms.fits(*parts) else None
+            self.kernels = _kernels_for(*parts)
 
     def refresh(self) -> None:
         """Compute the gains of the present weights."""
@@ -93,6 +92,15 @@ class Stack:
         up_grads = torch.mul(weight, self.slope, out=torch.empty_like(up))
         _add([(up, grad) for up, grad in zip(self.ups, up_grads, strict=True)])
         _add([(down, grad) for down, grad in zip(self.downs, down_grads, strict=True)])
+
+
+def _kernels_for(weights: Sequence[Tensor], ups: Sequence[Tensor], norms: Sequence[Tensor]) -> LowRankNorms | None:
+    """Return the kernels for layers of one shape, or None where plain PyTorch computes them."""
+    if not (HAS_TRITON and weights[0].is_cuda):
+        return None
+    from sd_scripts.library.kernels.low_rank_norms import LowRankNorms
+
+    return LowRankNorms(weights, ups, norms) if LowRankNorms.fits(weights, ups, norms) else None
 
 
 def _add(pairs: list[tuple[nn.Parameter, Tensor]]) -> None:

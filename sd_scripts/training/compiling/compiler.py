@@ -15,6 +15,7 @@ from sd_scripts.data.plan.epochs import BatchShape
 from sd_scripts.families.common.family import Components, Family
 from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
+from sd_scripts.library.kernels.folded_product import define_gradients
 from sd_scripts.machine.compile_cache import cache_folder, graphs_in
 from sd_scripts.machine.measurements import remembered
 from sd_scripts.machine.nvidia import CPU, Gpu, first_gpu
@@ -44,6 +45,7 @@ def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.dev
     if chosen_of(options, more) and options.compile_backend == "inductor":
         import torch._dynamo  # noqa: F401  # two threads that import the compiler at the same time may deadlock
 
+        define_gradients(device)  # imports it too, and Triton
         _warming.append(threading.Thread(target=_start_inductor, args=(device,), daemon=True))
         _warming[-1].start()
 
