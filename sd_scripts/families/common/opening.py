@@ -25,7 +25,7 @@ from sd_scripts.families.common.loading import (
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.library.files.model_reader import read_empty, read_weights
 from sd_scripts.library.files.state_dicts import State
-from sd_scripts.library.text.tokenizers import Tokenizers, find_tokenizer
+from sd_scripts.library.text.tokenizers import Tokenizers, find_tokenizer, tokenizer_folders
 from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.spec import WrongValue
 from sd_scripts.settings.settings import Settings
@@ -102,7 +102,10 @@ def load_tokenizers(
         ]
 
     can_wait = late and all(kind.shipped and kind.fits(kind.size, rows[component.name]) for kind, component in kinds)
-    return Tokenizers(make) if can_wait else make()
+    if not can_wait:
+        return make()
+    replaced = any(tokenizer_folders(kind, c.tokenizer_folder, source, tokenizer_cache_dir) for kind, c in kinds)
+    return Tokenizers(make, shipped=not replaced)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from sd_scripts.families.common.encoders.qwen3 import states_of
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.flux2.card import LONGEST
 from sd_scripts.formats.text_limit import TextLimit
+from sd_scripts.library.text.tokenizers import are_shipped
 
 LAYERS = (9, 18, 27)
 """Numbers of layers whose outputs are joined along the width."""
@@ -22,6 +23,8 @@ STATES = "qwen3"
 def text_length(components: Components) -> int:
     """Return the number of tokens T that every caption is padded or truncated to: 512, or the tokenizer's maximum if
     that is less."""
+    if are_shipped(components.tokenizers):  # ours has no maximum, and takes half a second to make
+        return LONGEST
     (tokenizer,) = components.tokenizers
     return min(LONGEST, int(tokenizer.model_max_length))
 

@@ -16,7 +16,16 @@ PREFIX = (
 )
 """34 tokens with Qwen's vocabulary."""
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
-TEMPLATE = CaptionTemplate(prefix=PREFIX, suffix=SUFFIX, longest=LONGEST)
+TEMPLATE = CaptionTemplate(
+    prefix=PREFIX,
+    suffix=SUFFIX,
+    longest=LONGEST,
+    example_ids=(
+        *(151644, 8948, 198, 74785, 279, 2168, 553, 44193, 279, 1894, 11, 6083, 11, 1379, 11, 10434, 11, 12194, 11),
+        *(1467, 11, 27979, 11871, 315, 279, 6171, 323, 4004, 25, 151645, 198, 151644, 872, 198),
+        *(64, 8251, 151645, 198, 151644, 77091, 198),
+    ),
+)
 """Control images, which come first, do not count to its length."""
 STATES, MASK = "vl_embed", "vl_mask"
 OUTPUTS = CaptionOutputs(states=STATES, mask=MASK)

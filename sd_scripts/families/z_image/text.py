@@ -12,7 +12,11 @@ from sd_scripts.families.z_image.card import LONGEST
 LAYERS = 35
 """How many of Qwen3-4B's 36 layers are read."""
 TEMPLATE = CaptionTemplate(
-    prefix="<|im_start|>user\n", suffix="<|im_end|>\n<|im_start|>assistant\n", longest=LONGEST, keeps_prefix=True
+    prefix="<|im_start|>user\n",
+    suffix="<|im_end|>\n<|im_start|>assistant\n",
+    longest=LONGEST,
+    keeps_prefix=True,
+    example_ids=(151644, 872, 198, 64, 8251, 151645, 198, 151644, 77091, 198),
 )
 """Qwen3's chat template with thinking."""
 STATES, MASK = "qwen3_embed", "qwen3_mask"

@@ -73,8 +73,10 @@ class TokenizerKind:
 class Tokenizers(Sequence[Any]):
     """Tokenizers that are made when the first one is needed: captions in a cache need none."""
 
-    def __init__(self, make: Callable[[], list[Any]]):
+    def __init__(self, make: Callable[[], list[Any]], *, shipped: bool = False):
+        """`shipped`: whether all of them will be this package's own, so that what they do is known before."""
         self._make = make
+        self.shipped = shipped
 
     @cached_property
     def _made(self) -> list[Any]:
@@ -85,6 +87,11 @@ class Tokenizers(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self._made)
+
+
+def are_shipped(tokenizers: Sequence[Any]) -> bool:
+    """Return whether all of them are known to be this package's own."""
+    return isinstance(tokenizers, Tokenizers) and tokenizers.shipped
 
 
 def find_tokenizer(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None, size: int) -> Any:
@@ -105,16 +112,20 @@ def find_tokenizer(kind: TokenizerKind, folder: str, source: Path, tokenizer_cac
     )
 
 
-def _candidates(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None) -> Iterator[Any]:
+def tokenizer_folders(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None) -> list[Path]:
+    """Return the folders with a tokenizer of the user's for a model at `source`, in order of preference."""
     places = [source / folder]
     if source.is_file():
         names = (f"{source.stem}_tokenizers/{folder}", folder, *kind.folders)
         places = [source.parent / name for name in names]
     if tokenizer_cache_dir:
         places.append(Path(tokenizer_cache_dir) / kind.cache_folder)
-    for place in places:
-        if any((place / file).is_file() for file in FILES):
-            yield kind.cls.from_pretrained(place, local_files_only=True)
+    return [place for place in places if any((place / file).is_file() for file in FILES)]
+
+
+def _candidates(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None) -> Iterator[Any]:
+    for place in tokenizer_folders(kind, folder, source, tokenizer_cache_dir):
+        yield kind.cls.from_pretrained(place, local_files_only=True)
     if kind.shipped:
         yield kind.shipped()
     elif kind.hub:
