@@ -11,12 +11,14 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from sd_scripts.machine import garbage_collection
 from sd_scripts.training.process import pauses
+from tests.support.runs import wait_for
 from tests.support.suite import fresh
 
 pytestmark = pytest.mark.run
@@ -54,6 +56,23 @@ def test_a_forked_python_is_a_child_like_any_other(tmp_path: Path, warm_python: 
     )
     assert (started.returncode, started.stderr) == (3, "no end\n")
     assert json.loads(started.stdout) == [os.getpid(), str(tmp_path), {"NAME": "value"}, ["-c", "a b"], True]
+
+
+STARTS_A_READER = """
+import subprocess, sys, time
+reader = subprocess.Popen([sys.executable, "-c", "import os; os.read(0, 1)"], stdin=subprocess.PIPE)
+print(reader.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@fresh.needs_fork
+def test_a_forked_python_notices_the_end_of_its_parent(warm_python: None) -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTS_A_READER], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        reader = int(parent.stdout.readline())
+        parent.kill()
+    wait_for(lambda: not psutil.pid_exists(reader) or psutil.Process(reader).status() == psutil.STATUS_ZOMBIE, 30)
 
 
 def _imports(folder: str) -> int:

@@ -189,8 +189,21 @@ class WarmTester(WarmPython):
 def _forked_here(program: Program) -> int:
     pid = os.fork()
     if not pid:
+        _close_all_but(program.streams)
         program.run()
     return pid
+
+
+def _close_all_but(streams: list[Stream]) -> None:
+    """Close what this process inherited from its parent, as Popen does: the other end of its own input is among it,
+    and a process that keeps that open does not notice that its parent has ended."""
+    kept = {0, 1, 2, *(stream.number for stream in streams)}
+    kept |= {multiprocessing.forkserver._forkserver._forkserver_alive_fd}  # type: ignore[attr-defined]
+    kept |= {multiprocessing.resource_tracker._resource_tracker._fd}  # type: ignore[attr-defined]
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(name))
 
 
 def _forked_elsewhere(program: Program) -> int:
