@@ -134,21 +134,6 @@ class Editor:
             ]
             return self._carry_out(scope, label, changes, author, moves)
 
-    def write_new(
-        self, scope: str, label: str, texts: Mapping[Place, str], author: Author, *, over_hand: bool = False
-    ) -> tuple[Action | None, list[Place]]:
-        """Write captions that a tagger or model made; return the action, and the captions written by hand or outside,
-        which are spared unless `over_hand`."""
-        current = read_places(texts)
-        authors = self.journal.authors(current)
-        spared = [] if over_hand else [place for place, who in authors.items() if who in ("hand", "outside")]
-        edits = [
-            TextEdit(place=place, text=text, seen=version_of(current[place]))
-            for place, text in texts.items()
-            if place not in spared
-        ]
-        return self.write(scope, label, edits, author), spared
-
     def restore(self, scope: str, point: int, name: str) -> Action | None:
         """Put back the captions and masks of a restore point, as an action that can be undone. Captions of images that
         are gone are left out."""

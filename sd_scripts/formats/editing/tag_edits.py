@@ -88,11 +88,6 @@ def edited(captions: Sequence[str], edit: BulkEdit) -> list[str]:
     return ["\n".join(_line(line, change, edit) for line in caption.split("\n")) for caption in captions]
 
 
-def tags_of(caption: str, separator: str = ",") -> list[str]:
-    """Return the tags of a caption's first line."""
-    return _split(caption.split("\n", 1)[0], separator)
-
-
 def tag_counts(captions: Iterable[str], separator: str = ",") -> Counter[str]:
     """Return in how many captions each tag occurs."""
     counts: Counter[str] = Counter()

@@ -138,17 +138,6 @@ def test_two_who_edit_one_caption_do_not_overwrite_each_other(dataset: Dataset, 
     assert dataset.captions()["a"] == "cat, sofa"
 
 
-def test_new_captions_spare_those_written_by_hand_unless_asked(dataset: Dataset) -> None:
-    dataset.editor.write(dataset.scope, "Edit", edits(dataset, a="by hand"))
-    dataset.editor.write_new(dataset.scope, "Tag", {dataset.place("d"): "tags"}, "tagger")
-    texts = {dataset.place(stem): "by model" for stem in "acd"}
-    _, spared = dataset.editor.write_new(dataset.scope, "Caption", texts, "model")
-    assert spared == [dataset.place("a"), dataset.place("c")]
-    assert dataset.captions() == {"a": "by hand", "b": AUTHOR_OF_B, "c": "cat", "d": "by model"}
-    dataset.editor.write_new(dataset.scope, "Caption", texts, "model", over_hand=True)
-    assert dataset.captions()["a"] == "by model"
-
-
 def test_the_author_of_each_caption_is_remembered_and_comes_back_with_an_undo(dataset: Dataset) -> None:
     place = dataset.place("a")
 
