@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.editing.mask_routes import MaskPlaces
-from kohya_gui.dataset.editing.opened_set import OpenedSet, opened
+from kohya_gui.dataset.editing.opened_set import OpenedSet, next_labels, opened
 from kohya_gui.server.json_routes import writing
 from sd_scripts.formats.editing.editor import ChangedOutside, Editor, TextEdit
 from sd_scripts.formats.editing.journal import Action, Author
@@ -258,8 +258,7 @@ class CaptionPage:
                 self._allowed_paths.check("undo" if undo else "redo", file)
 
     def _state(self, dataset: OpenedSet) -> dict[str, Any]:
-        undo, redo = self._editor.next_actions(dataset.scope)
-        return {"undo": undo.label if undo else None, "redo": redo.label if redo else None}
+        return next_labels(self._editor, dataset.scope)
 
 
 def routes(editor: Editor, allowed_paths: AllowedPaths) -> list[Route]:

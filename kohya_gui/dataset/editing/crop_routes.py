@@ -13,7 +13,7 @@ from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.dataset_views import answered
 from kohya_gui.dataset.editing.in_use import run_using
 from kohya_gui.dataset.editing.mask_routes import MaskPlaces
-from kohya_gui.dataset.editing.opened_set import Source, opened
+from kohya_gui.dataset.editing.opened_set import Source, next_labels, opened
 from kohya_gui.server.json_routes import writing
 from kohya_gui.server.resident_process import ResidentProcess
 from sd_scripts.formats.editing.editor import Editor, FileEdit
@@ -95,10 +95,9 @@ class CropPage:
                 shutil.rmtree(folder, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     folder.parent.rmdir()
-        undo, redo = self._editor.next_actions(scope)
-        labels = {"undo": undo and undo.label, "redo": redo and redo.label}
         done = action.label if action else "Nothing has changed"
-        return {"done": done, "path": str(image.with_suffix(".png")), "left": [each.name for each in left], **labels}
+        answer = {"done": done, "path": str(image.with_suffix(".png")), "left": [each.name for each in left]}
+        return {**answer, **next_labels(self._editor, scope)}
 
     def _mask_edits(self, mask: Place, after: Place, content: bytes | None, staged: Path) -> list[FileEdit]:
         if content is None:

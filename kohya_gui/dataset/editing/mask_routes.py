@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.dataset_views import answered
-from kohya_gui.dataset.editing.opened_set import OpenedSet, Source, opened
+from kohya_gui.dataset.editing.opened_set import OpenedSet, Source, next_labels, opened
 from kohya_gui.server.json_routes import writing
 from kohya_gui.server.resident_process import ResidentProcess
 from sd_scripts.formats.editing.editor import ChangedOutside, Editor, FileEdit
@@ -162,9 +162,8 @@ class MaskPage:
         return base64.b64decode(answered(self._process, request)["file"])
 
     def _done(self, dataset: OpenedSet, action: Action | None) -> dict[str, Any]:
-        undo, redo = self._editor.next_actions(dataset.scope)
         done = action.label if action else "Nothing has changed"
-        return {"done": done, "undo": undo and undo.label, "redo": redo and redo.label}
+        return {"done": done, **next_labels(self._editor, dataset.scope)}
 
 
 def routes(editor: Editor, allowed_paths: AllowedPaths, process: ResidentProcess) -> list[Route]:

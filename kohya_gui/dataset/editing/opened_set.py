@@ -9,6 +9,7 @@ from typing import Any
 from kohya_gui.access.allowed_paths import AllowedPaths
 from sd_scripts.formats.documents import read_document
 from sd_scripts.formats.editing.dataset_toml import Subset, subsets_in
+from sd_scripts.formats.editing.editor import Editor
 from sd_scripts.formats.editing.places import Place, caption_places
 from sd_scripts.formats.images.caption_files import ANY_IMAGES
 from sd_scripts.formats.images.folder_names import is_ending, numbered
@@ -80,7 +81,7 @@ class OpenedSet:
         Raises ValueError for a caption that is a link out of the allowed folders.
         """
         found: dict[Path, Place] = {}
-        for source, within in self._by_source(images):
+        for source, within in self.groups(images):
             found |= _entries(source, within) if source.metadata else caption_places(within, source.extension)
         if allowed_paths.allowed is not None:
             for file in {place.file for place in found.values()}:
@@ -89,9 +90,6 @@ class OpenedSet:
 
     def groups(self, images: Iterable[Path]) -> Iterator[tuple[Source, list[Path]]]:
         """Yield the images by the source that they are in."""
-        yield from self._by_source(images)
-
-    def _by_source(self, images: Iterable[Path]) -> Iterator[tuple[Source, list[Path]]]:
         by_folder = {source.folder: source for source in reversed(self.sources)}
         grouped: dict[Path | None, list[Path]] = {}
         for image in images:
@@ -135,6 +133,12 @@ def opened(body: Mapping[str, Any], allowed_paths: AllowedPaths) -> OpenedSet:
             )
             return _allowed(opened_set, allowed_paths)
     raise ValueError(f"place: '{place}' is neither a folder nor a dataset file (.toml, .json, .jsonl)")
+
+
+def next_labels(editor: Editor, scope: str) -> dict[str, str | None]:
+    """Return the names of the edits that undo and redo would turn, for the page; None without one."""
+    undo, redo = editor.next_actions(scope)
+    return {"undo": undo.label if undo else None, "redo": redo.label if redo else None}
 
 
 def _source(

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.dataset.editing.in_use import run_using
-from kohya_gui.dataset.editing.opened_set import OpenedSet, Source, opened
+from kohya_gui.dataset.editing.opened_set import OpenedSet, Source, next_labels, opened
 from kohya_gui.server.json_routes import Answer, NotFound, get, writing
 from sd_scripts.formats.disk import NotWritten, sentence_of
 from sd_scripts.formats.editing.dataset_toml import with_subset_value
@@ -208,9 +208,9 @@ class SetPage:
         for source, within in dataset.groups(images):
             group = FolderFiles(source.folder or dataset.place, source.extension, source.masks)
             for image in within:
-                captions = [file for file, _ in group.of(image, frozenset(within)) if file.suffix not in (".npz",)]
-                own = [file for file in captions if file.suffix != ".safetensors"]
-                files |= dict.fromkeys([*own, *(file for file, _ in group.beside(image))])
+                caches = set(group.caches(image))
+                own = [file for file, _ in (*group.of(image, frozenset(within)), *group.beside(image))]
+                files |= dict.fromkeys(file for file in own if file not in caches)
         allowed = [file for file in files if self._allowed_paths.holds(file)]
         if dataset.place.is_file():
             allowed.append(dataset.place)
@@ -256,8 +256,7 @@ class SetPage:
             self._allowed_paths.check("move", move.source)
             self._allowed_paths.check("move", move.target)
         self._editor.move(dataset.scope, label, moves, copies or {})
-        undo, redo = self._editor.next_actions(dataset.scope)
-        return {"done": label, "reload": True, "undo": undo and undo.label, "redo": redo and redo.label}
+        return {"done": label, "reload": True, **next_labels(self._editor, dataset.scope)}
 
 
 def routes(editor: Editor, queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
