@@ -12,16 +12,22 @@ from kohya_gui.form.recognise import Recognised, glance
 from kohya_gui.tools.job_form import MOST_IMAGES, ImagesJob, JobForm, as_hint, hint_of_model, in_cache
 from kohya_gui.tools.job_routes import job_routes
 from sd_scripts.families.cards.model_file import is_hub_id
-from sd_scripts.formats.images.folder_names import MASKS, numbered
-from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, each_image
+from sd_scripts.formats.images.folder_names import MASKS
+from sd_scripts.formats.images.image_folders import UNREAD_IMAGES, each_image
 from sd_scripts.formats.words import counted
 from sd_scripts.options.images.known_models import IMAGE_MODELS, MODEL_FILES
 from sd_scripts.options.images.tools import CropOptions, ImageModelOptions, MaskOptions, SizeOptions
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.tools.image_tools import IMAGE_TOOLS, default_model, model_needed
+from sd_scripts.settings.tools.image_tools import (
+    IMAGE_TOOLS,
+    SOURCES,
+    default_model,
+    default_output,
+    model_needed,
+    root_of,
+)
 
-SOURCES = IMAGE_SUFFIXES | UNREAD_IMAGES
 FORM = JobForm(
     name="images",
     prefix="images",
@@ -72,17 +78,13 @@ def problems(values: Mapping[str, Any], images: Sequence[str], allowed_paths: Al
 
 def _problems_of_places(values: Mapping[str, Any], images: Sequence[str], allowed_paths: AllowedPaths) -> list[str]:
     """Return why the job would read or write outside the allowed folders, as the command chooses its places."""
-    folders = [Path(image).absolute().parent for image in images]
-    base = Path(values["train_data_dir"]).absolute() if values["train_data_dir"] else folders[0]
-    if any(folder != base and base not in folder.parents for folder in folders):
-        base = Path(os.path.commonpath(folders))
-    root = base.parent if numbered(base.name) else base
-    are_masks = values["task"] == "mask" and values["save_as"] == "folder"
-    output = root / MASKS if are_masks and not os.path.lexists(root / MASKS) else root.parent / "x"
-    if not values["output_dir"] and not allowed_paths.holds(output):
+    paths = [Path(image).absolute() for image in images]
+    root = root_of(values["train_data_dir"], paths)
+    if not values["output_dir"] and not allowed_paths.holds(default_output(root, values["task"], values["save_as"])):
         return ["output_dir: the folder next to the images is outside the allowed folders; choose a different one"]
     masks = Path(values["conditioning_data_dir"] or root / MASKS)
-    for place in dict.fromkeys((masks, *folders) if images else (masks, base)):
+    folders = [path.parent for path in paths] or [Path(values["train_data_dir"]).absolute()]
+    for place in dict.fromkeys((masks, *folders)):
         for link in (place, *_links(place)):
             if os.path.lexists(link) and not allowed_paths.holds(link):
                 name = link.name[:100]

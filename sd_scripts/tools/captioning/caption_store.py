@@ -1,7 +1,6 @@
 """The captions of a job's images: who wrote them, and writing them whole, a group at a time, so that each group can be
 undone in the tab Dataset."""
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -89,8 +88,3 @@ class CaptionStore:
                 kept |= dict.fromkeys(gone, "its caption was changed in the meantime")
                 waiting = {image: text for image, text in waiting.items() if image not in kept}
         return kept
-
-
-def common_folder(images: Iterable[Path]) -> Path:
-    """Return the folder that contains all of some images."""
-    return Path(os.path.commonpath([image.absolute().parent for image in images]))

@@ -11,8 +11,8 @@ from typing import Any
 
 from sd_scripts.data.sources.images import Pixels, UnreadableImage, read_image
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.documents import read_text, split_lines
-from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, has_suffix
+from sd_scripts.formats.images.chosen_images import common_folder, listed_images
+from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES
 from sd_scripts.formats.images.metadata_file import require_images
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.captioning.images import CaptionImagesOptions, CaptionModelOptions
@@ -20,7 +20,7 @@ from sd_scripts.options.captioning.known_models import default_model
 from sd_scripts.options.captioning.text import CaptionTextOptions, TaggerOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.tools.captioning.caption_store import CaptionStore, common_folder
+from sd_scripts.tools.captioning.caption_store import CaptionStore
 from sd_scripts.tools.captioning.caption_text import framed, joined, split_tags, with_trigger
 from sd_scripts.tools.captioning.done_list import DoneList
 from sd_scripts.tools.captioning.endpoint import jpeg
@@ -234,20 +234,8 @@ def _store(given: Given, images: Sequence[Path]) -> CaptionStore:
 def _images(options: CaptionImagesOptions) -> list[Path]:
     """Return the images to caption. Raises ValueError, one sentence."""
     if options.image_list:
-        return _listed_images(Path(options.image_list))
+        return listed_images(Path(options.image_list), IMAGE_SUFFIXES)
     return require_images(Path(options.train_data_dir or ""), recursive=options.recursive)
-
-
-def _listed_images(file: Path) -> list[Path]:
-    try:
-        paths = [Path(line.strip()) for line in split_lines(read_text(file)) if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"image_list: {error}") from None
-    if not paths:
-        raise ValueError(f"image_list: '{file}' names no image")
-    if wrong := [path.name for path in paths if not has_suffix(path.name, IMAGE_SUFFIXES) or not path.is_file()]:
-        raise ValueError(f"image_list: {counted(len(wrong), 'line')} of '{file}' are not images: {some(wrong)}")
-    return list(dict.fromkeys(paths))
 
 
 def _to_caption(

@@ -18,10 +18,10 @@ from sd_scripts.data.sources.images import Pixels, UnreadableImage, read_mask
 from sd_scripts.dataset_view.faces import Faces
 from sd_scripts.dataset_view.looking import as_jpeg, shrunk
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.documents import read_text, split_lines
 from sd_scripts.formats.editing.image_group import FolderFiles
-from sd_scripts.formats.images.folder_names import MASKS, numbered
-from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, UNREAD_IMAGES, each_image, has_suffix
+from sd_scripts.formats.images.chosen_images import listed_images
+from sd_scripts.formats.images.folder_names import MASKS
+from sd_scripts.formats.images.image_folders import each_image
 from sd_scripts.formats.words import counted, some
 from sd_scripts.options.images.tools import (
     CopyOptions,
@@ -33,8 +33,7 @@ from sd_scripts.options.images.tools import (
 )
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.tools.image_tools import MODEL_OF
-from sd_scripts.tools.captioning.caption_store import common_folder
+from sd_scripts.settings.tools.image_tools import MODEL_OF, SOURCES, default_output, root_of
 from sd_scripts.tools.images import masks as mask_makers
 from sd_scripts.tools.images.copies import Copies, CopyNames, Row, size_text
 from sd_scripts.tools.images.cropping import crop_tool, without_bars
@@ -51,20 +50,10 @@ TRIED = "tried-{}-{}.jpg"
 SHOWN_SIDE = 400
 LISTED = 200
 """A result lists this many images."""
-ENDINGS = {
-    "convert": "converted",
-    "bars": "trimmed",
-    "crop": "cropped",
-    "resize": "resized",
-    "upscale": "upscaled",
-    "mask": "masked",
-}
-"""Task -> how the default name of the folder of copies ends."""
 CACHES = (".npz", ".safetensors")
 SIGHT = 0.4
 """How much is seen of what a mask leaves out, where it is shown."""
 TINT = (220, 40, 60)
-SOURCES = IMAGE_SUFFIXES | UNREAD_IMAGES
 
 
 @dataclass(kw_only=True)
@@ -108,7 +97,7 @@ def edit_images(given: Given, reporter: Reporter) -> None:
     """Edit copies of images as the options say. Raises ValueError, one sentence that names the option."""
     options: ImageToolOptions = given[ImageToolOptions]
     images = _images(options)
-    root = root_of(options, images)
+    root = root_of(options.train_data_dir, images)
     result = Result(output="", folder=str(root), tried=options.try_images > 0)
     output = None if result.tried else _output(given, root)
     if output and output.is_dir() and any(output.iterdir()):
@@ -331,7 +320,7 @@ def _masked(pixels: Pixels, mask: Pixels) -> Pixels:
 def _images(options: ImageToolOptions) -> list[Path]:
     """Return the images of all kinds. Raises ValueError, one sentence."""
     if options.image_list:
-        return _listed(Path(options.image_list))
+        return [path.absolute() for path in listed_images(Path(options.image_list), SOURCES)]
     folder = Path(options.train_data_dir or "").absolute()
     if not folder.is_dir():
         raise ValueError(f"train_data_dir: folder not found: {str(folder)!r}")
@@ -342,26 +331,6 @@ def _images(options: ImageToolOptions) -> list[Path]:
         more = "" if options.recursive else "; turn on recursive to include its subfolders"
         raise ValueError(f"train_data_dir: no image in {str(folder)!r}{more}")
     return sorted(images)
-
-
-def _listed(file: Path) -> list[Path]:
-    try:
-        paths = [Path(line.strip()).absolute() for line in split_lines(read_text(file)) if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"image_list: {error}") from None
-    if not paths:
-        raise ValueError(f"image_list: '{file}' names no image")
-    if wrong := [path.name for path in paths if not has_suffix(path.name, SOURCES) or not path.is_file()]:
-        raise ValueError(f"image_list: {counted(len(wrong), 'line')} of '{file}' are not images: {some(wrong)}")
-    return list(dict.fromkeys(paths))
-
-
-def root_of(options: ImageToolOptions, images: Sequence[Path]) -> Path:
-    """Return the folder below which copies keep their places: of a folder like 10_cat the one above it."""
-    folder = Path(options.train_data_dir).absolute() if options.train_data_dir else common_folder(images)
-    if options.train_data_dir and any(folder not in image.parents for image in images):
-        folder = common_folder(images)
-    return folder.parent if numbered(folder.name) else folder
 
 
 def mask_root(options: ImageToolOptions, root: Path) -> Path | None:
@@ -376,21 +345,6 @@ def _output(given: Given, root: Path) -> Path:
     if options.output_dir:
         return Path(options.output_dir).absolute()
     return default_output(root, options.task, given[MaskOptions].save_as)
-
-
-def default_output(root: Path, task: str, save_as: str) -> Path:
-    """Return a folder that does not exist: next to `root`, and for masks the one in it where the page looks."""
-    are_masks = task == "mask" and save_as == "folder"
-    if are_masks and not os.path.lexists(root / MASKS):
-        return root / MASKS
-    if not root.name:
-        raise ValueError("output_dir: not set; choose a folder for the copies")
-    name = f"{root.name}-{MASKS if are_masks else ENDINGS[task]}"
-    number, output = 1, root.with_name(name)
-    while os.path.lexists(output):
-        number += 1
-        output = root.with_name(f"{name}-{number}")
-    return output
 
 
 def key_of(given: Given, images: Sequence[Path]) -> str:
