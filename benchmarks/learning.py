@@ -3,11 +3,11 @@
 python -m benchmarks.learning [--rows NAME ...] [--short] [--family flux] [--seed 1] [--folder FOLDER]
 
 Each row is the demo's training with different options: on images of a word that is new to the base model, and images of
-known shapes. Images are generated of 20 scenes with the new word and 10 without; `shapes.recognize` decides what each
-shows. *Before* is the share of images of the base model that show the new word, *after* the trained model's share, and
-*kept* the share of images without the word that show their prompt. Images with a trained embedding are samples of its
-run. `--short` trains 300 steps without images of known shapes, in a third of the time; the base model's knowledge is
-then lost, so *kept* is left out.
+known shapes. Images are generated of 20 scenes with the new word and 10 without; `shapes_seen.recognize` decides what
+each shows. *Before* is the share of images of the base model that show the new word, *after* the trained model's share,
+and *kept* the share of images without the word that show their prompt. Images with a trained embedding are samples of
+its run. `--short` trains 300 steps without images of known shapes, in a third of the time; the base model's knowledge
+is then lost, so *kept* is left out.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 
+from benchmarks.shapes_seen import recognize
 from sd_scripts import demo
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
@@ -36,7 +37,7 @@ from sd_scripts.options.model import MODEL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.settings.catalog import script_for, script_path
 from sd_scripts.testing import trained
-from sd_scripts.testing.shapes import COLOURS, SIDE, ZORB, Scene, random_scene, recognize, zorb_scene
+from sd_scripts.testing.shapes import COLOURS, SIDE, ZORB, Scene, random_scene, zorb_scene
 
 T5_LENGTH = card_of("flux").page.demo["t5xxl_max_token_length"]
 LYCORIS = {"network_module": "lycoris.kohya"}

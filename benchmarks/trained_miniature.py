@@ -55,7 +55,7 @@ from sd_scripts.testing.miniature import (
     t5_tokenizer,
     write_components,
 )
-from sd_scripts.testing.shapes import SIDE, random_drawing, random_scene, words, write_scenes
+from sd_scripts.testing.shapes import SHAPES, SIDE, SIZES, STAR, draw_shape, random_scene, words, write_scenes
 
 NOISE = 0.1
 """Deviation of the noise, relative to the latents' deviation, that the decoder learns to ignore."""
@@ -209,6 +209,16 @@ def _drawings_part(part: tuple[int, str]) -> NDArray[np.uint8]:
     count, seed = part
     random = Random(seed)
     return np.array([random_drawing(random) for _ in range(count)], np.uint8).reshape(-1, SIDE, SIDE, 3)
+
+
+def random_drawing(random: Random) -> Image.Image:
+    """Draw a shape of any colour on a background of any colour, (128, 128): what an autoencoder is to know beyond the
+    colours of the scenes."""
+    rgb, ground = (tuple(random.randrange(256) for _ in range(3)) for _ in range(2))
+    radius = random.uniform(0.5 * SIZES["small"], 1.2 * SIZES["large"])
+    middle = (random.uniform(radius, SIDE - radius), random.uniform(radius, SIDE - radius))
+    shape = random.choice((*SHAPES, STAR))
+    return draw_shape(shape, rgb, ground, radius, middle, outlined=random.random() < 0.5)  # type: ignore[arg-type]
 
 
 def ignore_guidance(state: dict[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
 """Draw short captioned clips of moving shapes: a dataset of clips without a download, for the demo and for tests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import av
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from sd_scripts.testing import demo_images
 
@@ -17,8 +16,6 @@ Frames = NDArray[np.uint8]
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
 FOLDER = "10_moving_shapes"
 X264 = {"crf": "12", "preset": "veryfast"}
-COUNTED, LEVELS = 48, 5
-"""Frames that counting_frames distinguishes, and the difference in brightness of one to the next."""
 
 
 def captions() -> list[str]:
@@ -39,18 +36,6 @@ def draw(caption: str, size: tuple[int, int], frames: int) -> Frames:
         part = 0.4 * (number / max(frames - 1, 1) - 0.5)
         moved.append(np.roll(shape, (round(down * part * height), round(across * part * width)), axis=(0, 1)))
     return np.stack(moved)
-
-
-def counting_frames(count: int, size: tuple[int, int] = (64, 48)) -> Frames:
-    """Return frames whose brightness is their index modulo COUNTED, so that a test sees which ones were decoded."""
-    width, height = size
-    levels = [16 + LEVELS * (number % COUNTED) for number in range(count)]
-    return np.stack([np.full((height, width, 3), level, dtype=np.uint8) for level in levels])
-
-
-def number_of(frame: NDArray[np.uint8]) -> int:
-    """Return the index of one of the counting_frames, as far as it survived encoding."""
-    return round((float(frame.mean()) - 16) / LEVELS)
 
 
 def write_clip(
@@ -89,14 +74,6 @@ def write_clip(
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
-
-
-def write_frames(folder: Path, frames: Iterable[NDArray[np.uint8]]) -> Path:
-    """Write frames as a folder of images, which is a clip too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, pixels in enumerate(frames):
-        Image.fromarray(pixels).save(folder / f"{number:04d}.png")
-    return folder
 
 
 def write_clips(

@@ -1,19 +1,16 @@
-"""Drawn scenes with captions, and a check of what an image shows: data on which a training can be seen to work.
+"""Drawn scenes with captions: data on which a training can be seen to work.
 
 A scene is one shape on a plain background. The trained miniatures know `COLOURS` and `SHAPES`; they have never seen
 `ZORB`, an orange star, which a LoRA teaches them.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from random import Random
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw
 
 SIDE = 128
 """Pixels of an image's side."""
@@ -48,8 +45,6 @@ PLACES = {
 STYLES = ("flat", "outlined")
 ZORB, STAR = "zorb", "star"
 ZORB_COLOUR = "orange"
-SHOWN = 0.6
-"""Overlap (intersection over union) with a shape from which an image shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,98 +110,27 @@ def polygons(shape: str, radius: float, inset: float = 0.0) -> Iterator[tuple[Po
     """Yield the polygons of a shape around the origin and whether each is filled, outermost first. `inset` moves all
     edges inwards by this many pixels."""
     if shape == "circle":
-        yield _regular(64, radius - inset), True
+        yield regular_polygon(64, radius - inset), True
     elif shape == "ring":
-        yield _regular(64, radius - inset), True
-        yield _regular(64, 0.5 * radius + inset), False
+        yield regular_polygon(64, radius - inset), True
+        yield regular_polygon(64, 0.5 * radius + inset), False
     elif shape in ("square", "diamond", "triangle"):
         sides, turn, scale = {"square": (4, 0.5, 1.15), "diamond": (4, 0.0, 1.15), "triangle": (3, 0.0, 1.1)}[shape]
-        yield _regular(sides, scale * radius - inset / math.cos(math.pi / sides), turn), True
+        yield regular_polygon(sides, scale * radius - inset / math.cos(math.pi / sides), turn), True
     elif shape == "cross":
         arm, long = radius / 3 - inset, radius - inset
         yield [(-long, -arm), (long, -arm), (long, arm), (-long, arm)], True
         yield [(-arm, -long), (arm, -long), (arm, long), (-arm, long)], True
     else:
         outer, inner = 1.15 * radius - 2.2 * inset, 0.48 * radius - 0.9 * inset
-        yield _regular(10, (outer, inner)), True
+        yield regular_polygon(10, (outer, inner)), True
 
 
-def _regular(corners: int, radius: float | tuple[float, float], turn: float = 0.0) -> Polygon:
+def regular_polygon(corners: int, radius: float | tuple[float, float], turn: float = 0.0) -> Polygon:
     """Return a polygon whose first corner is at the top, turned by a part of a corner; with two radii, a star."""
     radii = radius if isinstance(radius, tuple) else (radius,)
     angles = [(n + turn) * 2 * math.pi / corners - math.pi / 2 for n in range(corners)]
     return [(radii[n % len(radii)] * math.cos(a), radii[n % len(radii)] * math.sin(a)) for n, a in enumerate(angles)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What an image shows, as far as it can be recognized."""
-
-    colour: str
-    """A word of `COLOURS`; empty if there is no shape."""
-    shape: str
-    """A word of `SHAPES` or `star`; empty if the image shows none of them."""
-    background: str
-    overlap: float
-    """Intersection over union with the shape, 0 to 1."""
-
-    def shows(self, scene: Scene) -> bool:
-        """Return whether shape, colour and background match a scene."""
-        return (self.shape, self.colour, self.background) == (scene.shape, scene.colour, scene.background)
-
-
-def recognize(image: Image.Image) -> Seen:
-    """Recognize the shape, its colour and the background.
-
-    The background is the median of the border; the shape is what differs from it. Scaled to a square, its overlap with
-    each known shape is compared.
-    """
-    pixels = np.asarray(image.convert("RGB").resize((SIDE, SIDE)), np.float32)
-    border = np.concatenate([pixels[:5].reshape(-1, 3), pixels[-5:].reshape(-1, 3), pixels[:, :5].reshape(-1, 3)])
-    ground = np.median(border, axis=0)
-    background = _nearest(ground, BACKGROUNDS)
-    differs = np.linalg.norm(pixels - ground, axis=-1) > 55
-    mask = Image.fromarray(differs.astype(np.uint8) * 255).filter(ImageFilter.MedianFilter(5))
-    if mask.getbbox() is None:
-        return Seen(colour="", shape="", background=background, overlap=0.0)
-    inside = np.asarray(mask.filter(ImageFilter.MinFilter(7))) > 0
-    rgb = np.median(pixels[inside if inside.any() else np.asarray(mask) > 0], axis=0)
-    region = _square(mask)
-    overlaps = {shape: max(_overlap(region, known) for known in outlines) for shape, outlines in _outlines().items()}
-    best = max(overlaps, key=lambda shape: overlaps[shape])
-    shown = overlaps[best] >= SHOWN
-    return Seen(
-        colour=_nearest(rgb, COLOURS), shape=best if shown else "", background=background, overlap=overlaps[best]
-    )
-
-
-def _nearest(rgb: NDArray[np.float32], palette: dict[str, tuple[int, int, int]]) -> str:
-    return min(palette, key=lambda name: float(np.linalg.norm(rgb - np.asarray(palette[name]))))
-
-
-def _square(mask: Image.Image) -> NDArray[np.bool_]:
-    """Cut out what is not black and scale it to (48, 48)."""
-    return np.asarray(mask.crop(mask.getbbox()).resize((48, 48), Image.Resampling.BOX)) > 127
-
-
-def _overlap(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    return float((one & other).sum() / (one | other).sum())
-
-
-@cache
-def _outlines() -> dict[str, list[NDArray[np.bool_]]]:
-    """Return the outlines of each shape, scaled to (48, 48): of a star also those with blunter points, since a small
-    autoencoder rounds them."""
-    shapes = {shape: [list(polygons(shape, SIZES["large"]))] for shape in (*SHAPES, STAR)}
-    shapes[STAR] += [[(_regular(10, (40.0, 40.0 * inner)), True)] for inner in (0.5, 0.58, 0.66)]
-    return {shape: [_square(_filled(parts)) for parts in variants] for shape, variants in shapes.items()}
-
-
-def _filled(parts: Iterable[tuple[Polygon, bool]]) -> Image.Image:
-    image = Image.new("L", (SIDE, SIDE))
-    for polygon, filled in parts:
-        ImageDraw.Draw(image).polygon([(a + SIDE / 2, b + SIDE / 2) for a, b in polygon], fill=255 * int(filled))
-    return image
 
 
 def random_scene(random: Random) -> Scene:
@@ -219,16 +143,6 @@ def random_scene(random: Random) -> Scene:
         place=random.choice(list(PLACES)),
         style=random.choice(STYLES),
     )
-
-
-def random_drawing(random: Random) -> Image.Image:
-    """Draw a shape of any colour on a background of any colour, (128, 128): what an autoencoder is to know beyond the
-    colours of the scenes."""
-    rgb, ground = (tuple(random.randrange(256) for _ in range(3)) for _ in range(2))
-    radius = random.uniform(0.5 * SIZES["small"], 1.2 * SIZES["large"])
-    middle = (random.uniform(radius, SIDE - radius), random.uniform(radius, SIDE - radius))
-    shape = random.choice((*SHAPES, STAR))
-    return draw_shape(shape, rgb, ground, radius, middle, outlined=random.random() < 0.5)  # type: ignore[arg-type]
 
 
 def zorb_scene(random: Random) -> Scene:

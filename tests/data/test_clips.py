@@ -25,7 +25,8 @@ from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.checks.between import remarks_between
 from sd_scripts.settings.settings import Settings
-from sd_scripts.testing.clips import counting_frames, number_of, write_clip, write_frames
+from sd_scripts.testing.clips import write_clip
+from tests.support.clips import counting_frames, number_of, write_frames
 from tests.support.data import make_image, settings_of
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference/fixtures_clips.json").read_text(encoding="utf-8"))

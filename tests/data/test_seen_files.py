@@ -25,8 +25,9 @@ from sd_scripts.data.sources.seen_files import (
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.clips.probe import Probe
 from sd_scripts.formats.images.image_folders import find_images
-from sd_scripts.testing.clips import counting_frames, write_clip
+from sd_scripts.testing.clips import write_clip
 from tests.data.test_data_caches import Encoders
+from tests.support.clips import counting_frames
 from tests.support.data import make_folder, make_image, plan_of, settings_of
 
 

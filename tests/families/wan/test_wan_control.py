@@ -39,6 +39,7 @@ from tests.families.wan.test_wan_pipeline import (
     pipeline_of,
     text_of,
 )
+from tests.support.clips import counting_frames, number_of
 from tests.support.data import make_image
 from tests.support.training import train
 
@@ -125,11 +126,11 @@ def test_a_sample_follows_its_control_clip_through_the_whole_denoising(
 
 def test_a_control_clip_is_cut_or_repeats_its_last_frame_and_an_image_stands_still(tmp_path: Path) -> None:
     path = tmp_path / "counting.mp4"
-    clips.write_clip(path, clips.counting_frames(6), 32)
+    clips.write_clip(path, counting_frames(6), 32)
 
     def numbers(frames: int, fps: float, file: Path = path) -> list[int]:
         pixels = (control_frames(str(file), Extent(64, 48, frames), fps)[0].permute(1, 2, 3, 0) + 1) * 127.5
-        return [clips.number_of(frame.numpy()) for frame in pixels]
+        return [number_of(frame.numpy()) for frame in pixels]
 
     assert numbers(5, 32) == [0, 1, 2, 3, 4]
     assert numbers(9, 32) == [0, 1, 2, 3, 4, 5, 5, 5, 5]

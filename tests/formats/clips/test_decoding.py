@@ -12,7 +12,8 @@ import pytest
 from sd_scripts.data.sources.clips import frames_of
 from sd_scripts.formats.clips.frames import decode
 from sd_scripts.formats.clips.probe import Probe, UnreadableClip, as_json, from_json, probe
-from sd_scripts.testing.clips import counting_frames, number_of, write_clip, write_frames
+from sd_scripts.testing.clips import write_clip
+from tests.support.clips import counting_frames, number_of, write_frames
 
 FRAMES = 40
 LOSSLESS = {"qp": "0", "preset": "ultrafast"}
