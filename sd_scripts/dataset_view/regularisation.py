@@ -144,13 +144,12 @@ def answer_of(settings: Settings, prompts: Sequence[str], images: int | None, fo
     return {
         "classes": rows,
         "caption_extension": settings[CaptionOptions].caption_extension,
-        "unused": unused(settings),
+        "unused": unused(settings[DatasetOptions]),
     }
 
 
-def unused(settings: Settings) -> str:
+def unused(data: DatasetOptions) -> str:
     """Return why training would not read the folder reg_data_dir; empty if it would."""
-    data = settings[DatasetOptions]
     if data.dataset_config:
         return (
             "reg_data_dir: has no effect with dataset_config; list the folders there, as subsets with is_reg = true "

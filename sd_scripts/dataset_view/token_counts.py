@@ -50,7 +50,7 @@ def tokens_read(settings: Settings, texts: Sequence[str]) -> dict[str, Any]:
     for each encoder the [start, end] of its `tokens`, those that are cut off too."""
     card = card_of(settings.script.family)
     family = family_of(settings.script.family)
-    tokenizers = _tokenizers(settings.script.family, *_source_of(settings))
+    tokenizers = _tokenizers(settings.script.family, *_source_of(settings[ModelOptions]))
     limit = card.text_limit(settings, model_variant(settings[ModelOptions])) if card.text_limit else None
     most = family.text.reads(limit.tokens) if limit else (None,) * len(tokenizers)
     components = [
@@ -97,7 +97,7 @@ def limit_of(settings: Settings) -> TextLimit | None:
     card = card_of(settings.script.family)
     if card.text_limit is None or family.text.limit is None:
         return None
-    source, cache = _source_of(settings)
+    source, cache = _source_of(settings[ModelOptions])
     tokenizers = _tokenizers(settings.script.family, source, cache)
     components = Components(
         denoiser=nn.Module(), vae=nn.Module(), text_encoders=[], tokenizers=tokenizers, source=source
@@ -107,8 +107,7 @@ def limit_of(settings: Settings) -> TextLimit | None:
     return replace(counting, tokens=known.tokens, remedy=known.remedy)
 
 
-def _source_of(settings: Settings) -> tuple[Path, str | None]:
-    model = settings[ModelOptions]
+def _source_of(model: ModelOptions) -> tuple[Path, str | None]:
     return Path(model.pretrained_model_name_or_path or "").expanduser(), model.tokenizer_cache_dir
 
 

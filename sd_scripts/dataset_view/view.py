@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sd_scripts.data.plan.blueprint import Blueprint, Subset, read_blueprint
 from sd_scripts.data.plan.buckets import BucketFit, Extent, Size
 from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_images
-from sd_scripts.data.plan.epochs import batch_shapes
+from sd_scripts.data.plan.epochs import ShortBatches, batch_shapes
 from sd_scripts.data.plan.items import Item
 from sd_scripts.data.sources.images import Augmentation, UnreadableImage, is_too_elongated, place_of
 from sd_scripts.data.sources.masks import MaskFacts, mask_facts
@@ -111,7 +111,9 @@ def view_of(settings: Settings) -> dict[str, Any]:
     return {
         "images": [vars(image) for image in images],
         "sum": sum_of(view.plan, view.settings) if view.plan else None,
-        "buckets": buckets_of(view.plan, view.settings) if view.plan else [],
+        "buckets": buckets_of(view.plan, short_batches=view.settings[DatasetOptions].short_batches)
+        if view.plan
+        else [],
         "folders": [str(folder) for folder in folders],
         "frames": _frames(view.settings),
         "caption_extension": view.settings[CaptionOptions].caption_extension,
@@ -346,7 +348,7 @@ def train_plan_of(plan: DataPlan, settings: Settings) -> TrainPlan:
     return plan_training(settings[TrainingOptions], -(-sum(shapes.values()) // processes_of(settings)))
 
 
-def buckets_of(plan: DataPlan, settings: Settings) -> list[dict[str, Any]]:
+def buckets_of(plan: DataPlan, short_batches: ShortBatches) -> list[dict[str, Any]]:
     """Return the buckets of the training images, with their batches in an epoch: `full` ones, and `rest`, the images of
     the last one if it is not."""
     buckets = []
@@ -363,7 +365,7 @@ def buckets_of(plan: DataPlan, settings: Settings) -> list[dict[str, Any]]:
                 "batch_size": size,
                 "full": full,
                 "rest": rest,
-                "short_batches": settings[DatasetOptions].short_batches,
+                "short_batches": short_batches,
             }
         )
     return buckets

@@ -36,7 +36,7 @@ from sd_scripts.settings.checks import model_files as model_checks
 from sd_scripts.settings.command_line import ConfigFileOptions, Parser, add_arguments, read_flags
 from sd_scripts.settings.compat.generate_flags import OtherFlags, alias_of, translate
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.preflight import Check, found_by, why_no_folder
+from sd_scripts.settings.preflight import Check, found_by, reading, why_no_folder
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Groups, Problem, Script, Settings
 from sd_scripts.settings.sweeps import cells_of
@@ -323,8 +323,8 @@ def adapters(valid: Settings) -> Iterator[str]:
                 yield f"{name}: {why}"
 
 
-def image_dir(valid: Settings) -> Iterator[str]:
-    folder = Path(valid[GenerateOptions].image_dir)
+def image_dir(options: GenerateOptions) -> Iterator[str]:
+    folder = Path(options.image_dir)
     if why := why_no_folder(folder):
         yield f"image_dir: '{folder}' cannot be written to ({why}); choose another folder"
 
@@ -337,5 +337,5 @@ CHECKS: tuple[Check, ...] = (
     prompts,
     prompt_images,
     adapters,
-    image_dir,
+    reading(GenerateOptions, image_dir),
 )

@@ -22,7 +22,7 @@ from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.optimization.optimizer import remarks as optimizer_remarks
 from sd_scripts.options.optimization.optimizer_table import known_optimizer
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.spec import WrongValue
+from sd_scripts.options.spec import Group, WrongValue
 from sd_scripts.options.training import LATEST, ResumeOptions
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 from sd_scripts.settings import network_choice
@@ -32,6 +32,11 @@ from sd_scripts.settings.settings import Problem, Settings
 
 Check = Callable[[Settings], Iterable[str]]
 """Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
+
+
+def reading(group: type[Group], check: Callable[[Group], Iterable[str]]) -> Check:
+    """Return a check of settings that calls `check` with one of their groups."""
+    return lambda valid: check(valid[group])
 
 
 def problems(settings: Settings) -> list[Problem]:
@@ -110,10 +115,10 @@ def _until_wrong(check: Check, valid: Settings) -> Iterator[str]:
         yield from str(error).splitlines()
 
 
-def optimizer_package(valid: Settings) -> Iterator[str]:
+def optimizer_package(options: OptimizerOptions) -> Iterator[str]:
     """Check that the package of an optimizer with a name of its own is installed; a class of the user's is looked for
     by the run, which may find more modules."""
-    known = known_optimizer(valid[OptimizerOptions].optimizer_type)
+    known = known_optimizer(options.optimizer_type)
     if known.package:
         known.require_package()
     yield from ()
@@ -124,34 +129,33 @@ def sample_prompts(valid: Settings) -> Iterator[str]:
         yield from prompts.problems(card_of(valid.script.family).capabilities)
 
 
-def resume(valid: Settings) -> Iterator[str]:
-    state = valid[ResumeOptions].resume
+def resume(options: ResumeOptions) -> Iterator[str]:
+    state = options.resume
     if state and state != LATEST and not Path(state).is_dir():
         yield f"resume: folder not found: '{state}'; give a saved state's folder, or latest"
 
 
-def metadata_thumbnail(valid: Settings) -> Iterator[str]:
-    if thumbnail := valid[MetadataOptions].metadata_thumbnail:
+def metadata_thumbnail(options: MetadataOptions) -> Iterator[str]:
+    if thumbnail := options.metadata_thumbnail:
         thumbnail_url(thumbnail)
     yield from ()
 
 
-def output_dir(valid: Settings) -> Iterator[str]:
-    folder = Path(valid[SavingOptions].output_dir or ".")
+def output_dir(saving: SavingOptions) -> Iterator[str]:
+    folder = Path(saving.output_dir or ".")
     if why := why_no_folder(folder):
         yield f"output_dir: '{folder}' cannot be written to ({why}); choose another folder"
 
 
-def console_log_file(valid: Settings) -> Iterator[str]:
-    if name := valid[LoggingOptions].console_log_file:
+def console_log_file(options: LoggingOptions) -> Iterator[str]:
+    if name := options.console_log_file:
         file = Path(name)
         why = "Is a directory" if file.is_dir() else why_no_folder(file.parent, make=False)
         if why:
             yield f"console_log_file: '{file}' cannot be written ({why})"
 
 
-def trackers(valid: Settings) -> Iterator[str]:
-    options = valid[LoggingOptions]
+def trackers(options: LoggingOptions) -> Iterator[str]:
     for name in options.trackers:
         if importlib.util.find_spec(name) is None:
             yield f"log_with: {name} is not installed; run `pip install {name}`"
@@ -174,9 +178,8 @@ def why_no_folder(folder: Path, make: bool = True) -> str:
     return "" if os.access(there, os.W_OK | os.X_OK) else "Permission denied"
 
 
-def outputs(valid: Settings) -> Iterator[str]:
+def outputs(saving: SavingOptions) -> Iterator[str]:
     """Refuse a folder in place of the last file, and a file in place of its state."""
-    saving = valid[SavingOptions]
     folder = Path(saving.output_dir or ".")
     name = saving.output_name or LAST
     for path in (folder / f"{name}{ending}" for ending in (*ENDINGS, STATE_ENDING) if ending):
@@ -207,13 +210,13 @@ CHECKS: tuple[Check, ...] = (
     network_choice.problems,
     *model_checks.CHECKS,
     *data_checks.CHECKS,
-    optimizer_package,
+    reading(OptimizerOptions, optimizer_package),
     sample_prompts,
-    resume,
-    metadata_thumbnail,
-    output_dir,
-    outputs,
-    console_log_file,
-    trackers,
+    reading(ResumeOptions, resume),
+    reading(MetadataOptions, metadata_thumbnail),
+    reading(SavingOptions, output_dir),
+    reading(SavingOptions, outputs),
+    reading(LoggingOptions, console_log_file),
+    reading(LoggingOptions, trackers),
     slurm,
 )

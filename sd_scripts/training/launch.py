@@ -67,7 +67,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
         return show_plan(settings, wrong_flags, as_json=plan_format == "json")
     # before torch is imported, which takes seconds
     wrong = [*wrong_flags, *preflight.problems(settings)]
-    if wrong := wrong or [*preflight.found_by([_unwritable_output], settings)]:
+    if wrong := wrong or [*preflight.found_by([preflight.reading(SavingOptions, _unwritable_output)], settings)]:
         return _refuse(settings, wrong)
     if settings[SlurmOptions].where == "slurm":
         return _submit(settings)
@@ -249,9 +249,8 @@ def _refuse(settings: Settings, found: Iterable[object]) -> int:
     return MISTAKE
 
 
-def _unwritable_output(valid: Settings) -> Iterator[str]:
+def _unwritable_output(saving: SavingOptions) -> Iterator[str]:
     """Yield why no file can be saved, by trying: unlike this, a plan writes nothing and asks for permissions only."""
-    saving = valid[SavingOptions]
     folder = Path(saving.output_dir or ".")
     if why := why_unwritable(folder / (saving.output_name or LAST)):
         yield f"output_dir: '{folder}' cannot be written to ({why}); choose another folder"

@@ -142,7 +142,7 @@ def open_training_data(
     context: Context, family: Family, method: Method, plan: DataPlan, prompts: Sequence[SamplePrompt]
 ) -> TrainingData:
     """Return the data of a run with its base model, which is not loaded yet."""
-    download_model(context.settings, context)
+    download_model(context.settings[ModelOptions], context)
     lowram = context.settings[ModelOptions].lowram
     components = method.open(family, context, context.device if lowram else torch.device("cpu"))
     for remark in model_checks.model_remarks(context.settings, Path(components.source)):

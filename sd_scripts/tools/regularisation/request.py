@@ -90,7 +90,7 @@ def read_request(given: Given, warn: Callable[[str], None]) -> Request:
         raise ValueError("reg_data_dir: not set; name the folder for the images")
     if wrong := [*_wrong_prompts(options.prompt)]:
         raise ValueError("\n".join(wrong))
-    if remark := unused(training):
+    if remark := unused(training[DatasetOptions]):
         warn(remark)
     classes = classes_of(training, options.prompt, options.images)
     sampling = given[RegularisationSamplingOptions]

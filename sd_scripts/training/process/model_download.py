@@ -7,7 +7,6 @@ from sd_scripts.families.cards.model_file import locate
 from sd_scripts.families.common.loading import download
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.runs.reporter import Progress, Reporter
-from sd_scripts.settings.settings import Settings
 
 PHASE = "downloading the model"
 EVERY = 1.0
@@ -15,10 +14,10 @@ EVERY = 1.0
 MEGABYTE = 10**6
 
 
-def download_model(settings: Settings, reporter: Reporter) -> None:
+def download_model(options: ModelOptions, reporter: Reporter) -> None:
     """Download the base model into the cache of the Hub, unless it is a file or folder or in the cache. A requested
     stop raises KeyboardInterrupt; what was downloaded stays in the cache, and is not downloaded again."""
-    model = locate(settings[ModelOptions].pretrained_model_name_or_path)
+    model = locate(options.pretrained_model_name_or_path)
     if isinstance(model, str):
         download(model, DownloadPhase(reporter))
 
