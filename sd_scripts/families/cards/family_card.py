@@ -220,6 +220,32 @@ class HubFile:
     """Whether its terms have to be accepted on the Hub first."""
 
 
+@dataclass(frozen=True)
+class HubRepo:
+    """A repository of the Hugging Face Hub with files that a family can be trained with."""
+
+    name: str
+    licence: str = "Apache-2.0"
+    """Of its files, unless one has its own."""
+    folder: str = ""
+    """The beginning of their paths."""
+    gated: bool = False
+
+    def file(
+        self, path: str, gigabytes: float, about: str, *, option: str = MODEL, licence: str | None = None
+    ) -> HubFile:
+        """Return a file by its path below `folder`."""
+        return HubFile(
+            repo=self.name,
+            file=self.folder + path,
+            gigabytes=gigabytes,
+            licence=licence or self.licence,
+            about=about,
+            option=option,
+            gated=self.gated,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class HubCard:
     """The family on the Hugging Face Hub, for models that are published there."""

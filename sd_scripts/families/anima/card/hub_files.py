@@ -1,31 +1,12 @@
 """Where Anima's files are on the Hugging Face Hub."""
 
-from sd_scripts.families.cards.family_card import HubFile
+from sd_scripts.families.cards.family_card import HubRepo
 
-REPO, LICENCE = "circlestone-labs/Anima", "CircleStone Labs Non-Commercial License v1.0"
+LICENCE = "CircleStone Labs Non-Commercial License v1.0"
+REPO = HubRepo("circlestone-labs/Anima", folder="split_files/")
 
 FILES = (
-    HubFile(
-        repo=REPO,
-        file="split_files/diffusion_models/anima-base-v1.0.safetensors",
-        gigabytes=4.18,
-        licence=LICENCE,
-        about="Anima base, bf16",
-    ),
-    HubFile(
-        option="qwen3",
-        repo=REPO,
-        file="split_files/text_encoders/qwen_3_06b_base.safetensors",
-        gigabytes=1.19,
-        licence="Apache-2.0",
-        about="Qwen3-0.6B base, bf16",
-    ),
-    HubFile(
-        option="vae",
-        repo=REPO,
-        file="split_files/vae/qwen_image_vae.safetensors",
-        gigabytes=0.254,
-        licence="Apache-2.0",
-        about="VAE",
-    ),
+    REPO.file("diffusion_models/anima-base-v1.0.safetensors", 4.18, "Anima base, bf16", licence=LICENCE),
+    REPO.file("text_encoders/qwen_3_06b_base.safetensors", 1.19, "Qwen3-0.6B base, bf16", option="qwen3"),
+    REPO.file("vae/qwen_image_vae.safetensors", 0.254, "VAE", option="vae"),
 )

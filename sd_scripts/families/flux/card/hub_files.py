@@ -1,60 +1,22 @@
 """Where FLUX.1's files are on the Hugging Face Hub."""
 
-from sd_scripts.families.cards.family_card import HubFile
+from sd_scripts.families.cards.family_card import HubRepo
 
-ENCODERS = "comfyanonymous/flux_text_encoders"
 LICENCE = "FLUX.1-dev, non-commercial"
+DEV = HubRepo("black-forest-labs/FLUX.1-dev", licence=LICENCE, gated=True)
+SCHNELL = HubRepo("black-forest-labs/FLUX.1-schnell", gated=True)
+ENCODERS = HubRepo("comfyanonymous/flux_text_encoders")
+AUTOENCODER = HubRepo("Comfy-Org/Lumina_Image_2.0_Repackaged", folder="split_files/")
+"""With the same file as FLUX.1's, without terms to accept."""
 
 PARTS = (
-    HubFile(
-        option="clip_l",
-        repo=ENCODERS,
-        file="clip_l.safetensors",
-        gigabytes=0.246,
-        licence="MIT",
-        about="CLIP-L",
-    ),
-    HubFile(
-        option="t5xxl",
-        repo=ENCODERS,
-        file="t5xxl_fp16.safetensors",
-        gigabytes=9.79,
-        licence="Apache-2.0",
-        about="T5-XXL, fp16",
-    ),
-    HubFile(
-        option="t5xxl",
-        repo=ENCODERS,
-        file="t5xxl_fp8_e4m3fn.safetensors",
-        gigabytes=4.89,
-        licence="Apache-2.0",
-        about="T5-XXL, fp8",
-    ),
-    HubFile(
-        option="ae",
-        repo="Comfy-Org/Lumina_Image_2.0_Repackaged",  # the same file as FLUX.1's, without terms to accept
-        file="split_files/vae/ae.safetensors",
-        gigabytes=0.335,
-        licence="Apache-2.0",
-        about="Autoencoder",
-    ),
+    ENCODERS.file("clip_l.safetensors", 0.246, "CLIP-L", option="clip_l", licence="MIT"),
+    ENCODERS.file("t5xxl_fp16.safetensors", 9.79, "T5-XXL, fp16", option="t5xxl"),
+    ENCODERS.file("t5xxl_fp8_e4m3fn.safetensors", 4.89, "T5-XXL, fp8", option="t5xxl"),
+    AUTOENCODER.file("vae/ae.safetensors", 0.335, "Autoencoder", option="ae"),
 )
 FILES = (
-    HubFile(
-        repo="black-forest-labs/FLUX.1-dev",
-        file="flux1-dev.safetensors",
-        gigabytes=23.8,
-        licence=LICENCE,
-        about="FLUX.1 dev, bf16",
-        gated=True,
-    ),
-    HubFile(
-        repo="black-forest-labs/FLUX.1-schnell",
-        file="flux1-schnell.safetensors",
-        gigabytes=23.8,
-        licence="Apache-2.0",
-        about="FLUX.1 schnell, bf16",
-        gated=True,
-    ),
+    DEV.file("flux1-dev.safetensors", 23.8, "FLUX.1 dev, bf16"),
+    SCHNELL.file("flux1-schnell.safetensors", 23.8, "FLUX.1 schnell, bf16"),
     *PARTS,
 )

@@ -1,51 +1,19 @@
 """Where HunyuanVideo's files are on the Hugging Face Hub."""
 
-from sd_scripts.families.cards.family_card import HubFile
+from sd_scripts.families.cards.family_card import HubRepo
 
-MODELS, REPACKED = "Kijai/HunyuanVideo_comfy", "Comfy-Org/HunyuanVideo_repackaged"
-LICENCE = "Tencent Hunyuan Community"
+MODELS = HubRepo("Kijai/HunyuanVideo_comfy", licence="Tencent Hunyuan Community")
+ENCODERS = HubRepo(
+    "Comfy-Org/HunyuanVideo_repackaged", licence="Llama 3 Community", folder="split_files/text_encoders/"
+)
 
 PARTS = (
-    HubFile(
-        option="text_encoder1",
-        repo=REPACKED,
-        file="split_files/text_encoders/llava_llama3_fp16.safetensors",
-        gigabytes=16.1,
-        licence="Llama 3 Community",
-        about="LLaVA-LLaMA-3-8B, fp16",
-    ),
-    HubFile(
-        option="text_encoder1",
-        repo=REPACKED,
-        file="split_files/text_encoders/llava_llama3_fp8_scaled.safetensors",
-        gigabytes=9.09,
-        licence="Llama 3 Community",
-        about="LLaVA-LLaMA-3-8B, scaled fp8",
-    ),
-    HubFile(
-        option="text_encoder2",
-        repo=REPACKED,
-        file="split_files/text_encoders/clip_l.safetensors",
-        gigabytes=0.246,
-        licence="MIT",
-        about="CLIP-L",
-    ),
-    HubFile(
-        option="vae",
-        repo=MODELS,
-        file="hunyuan_video_vae_bf16.safetensors",
-        gigabytes=0.493,
-        licence=LICENCE,
-        about="VAE, bf16",
-    ),
+    ENCODERS.file("llava_llama3_fp16.safetensors", 16.1, "LLaVA-LLaMA-3-8B, fp16", option="text_encoder1"),
+    ENCODERS.file("llava_llama3_fp8_scaled.safetensors", 9.09, "LLaVA-LLaMA-3-8B, scaled fp8", option="text_encoder1"),
+    ENCODERS.file("clip_l.safetensors", 0.246, "CLIP-L", option="text_encoder2", licence="MIT"),
+    MODELS.file("hunyuan_video_vae_bf16.safetensors", 0.493, "VAE, bf16", option="vae"),
 )
 FILES = (
-    HubFile(
-        repo=MODELS,
-        file="hunyuan_video_720_cfgdistill_bf16.safetensors",
-        gigabytes=25.6,
-        licence=LICENCE,
-        about="HunyuanVideo 720p, guidance distilled, bf16",
-    ),
+    MODELS.file("hunyuan_video_720_cfgdistill_bf16.safetensors", 25.6, "HunyuanVideo 720p, guidance distilled, bf16"),
     *PARTS,
 )
