@@ -7,7 +7,7 @@ from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2
 
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.flux2.card import LONGEST
-from sd_scripts.families.flux2.keys import diffusers_modules, swaps_halves
+from sd_scripts.families.flux2.keys import KEYS
 from sd_scripts.families.flux2.model import Flux2Params
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -39,8 +39,8 @@ def to_diffusers(state: State) -> State:
     theirs: State = {}
     for key, tensor in state.items():
         module, _, kind = key.rpartition(".")
-        names = diffusers_modules(module)
-        parts = (torch.cat(tensor.chunk(2)[::-1]),) if swaps_halves(module) else tensor.chunk(len(names))
+        names = KEYS.diffusers_modules(module)
+        parts = (torch.cat(tensor.chunk(2)[::-1]),) if KEYS.swaps_halves(module) else tensor.chunk(len(names))
         kind = "weight" if kind == "scale" else kind
         theirs.update((f"{name}.{kind}", part) for name, part in zip(names, parts, strict=True))
     return theirs

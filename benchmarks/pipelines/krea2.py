@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, K
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.family import TextOptions
 from sd_scripts.families.krea2.card.memory_facts import CAPTION
-from sd_scripts.families.krea2.keys import diffusers_modules
+from sd_scripts.families.krea2.keys import KEYS
 from sd_scripts.families.krea2.model import Krea2Params, rope_widths
 from sd_scripts.families.krea2.sampling import prompt_captions
 from sd_scripts.families.krea2.text import LAYERS, TEMPLATE, tokenize
@@ -46,11 +46,11 @@ def to_diffusers(state: State) -> State:
     theirs: State = {}
     for key, tensor in state.items():
         if key.endswith(".lin"):
-            (name,) = diffusers_modules(key)
+            (name,) = KEYS.diffusers_modules(key)
             theirs[name] = tensor.view(6, -1) if tensor.ndim == 1 else tensor
         else:
             module, _, kind = key.rpartition(".")
-            (name,) = diffusers_modules(module)
+            (name,) = KEYS.diffusers_modules(module)
             theirs[f"{name}.{'weight' if kind == 'scale' else kind}"] = tensor
     return theirs
 

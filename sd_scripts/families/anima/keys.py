@@ -1,11 +1,10 @@
 """Anima's file layouts: the official keys, which are the modules' names, and diffusers'."""
 
-import re
-
 from sd_scripts.families.anima.adapter import PREFIX as ADAPTER
+from sd_scripts.library.files.key_tables import KeyTables, Names
 from sd_scripts.library.files.state_dicts import State
 
-_BLOCK = {
+_BLOCK: Names = {
     "adaln_modulation_self_attn.1": "norm1.linear_1",
     "adaln_modulation_self_attn.2": "norm1.linear_2",
     "adaln_modulation_cross_attn.1": "norm2.linear_1",
@@ -23,7 +22,7 @@ _BLOCK = {
     "mlp.layer1": "ff.net.0.proj",
     "mlp.layer2": "ff.net.2",
 }
-_ENDS = {
+_ENDS: Names = {
     "x_embedder.proj.1": "patch_embed.proj",
     "t_embedder.1.linear_1": "time_embed.t_embedder.linear_1",
     "t_embedder.1.linear_2": "time_embed.t_embedder.linear_2",
@@ -32,33 +31,20 @@ _ENDS = {
     "final_layer.adaln_modulation.2": "norm_out.linear_2",
     "final_layer.linear": "proj_out",
 }
-_THEIR_BLOCK = {theirs: ours for ours, theirs in _BLOCK.items()}
-_THEIR_ENDS = {theirs: ours for ours, theirs in _ENDS.items()}
+KEYS = KeyTables(blocks=(("blocks", "transformer_blocks", _BLOCK),), ends=_ENDS)
 CONDITIONER = "text_conditioner."
 """Where diffusers has the adapter: in a component of its own."""
 _BUFFERS = "pos_embedder."
 """Positions that official files may contain, and that the transformer computes."""
 
 
-def diffusers_module(module: str) -> str:
+def diffusers_modules(module: str) -> tuple[str, ...]:
     """Return diffusers' name of a module of the transformer or of the adapter. Raises KeyError for any other name."""
     if module.startswith(ADAPTER):
-        return module.replace(ADAPTER, CONDITIONER, 1)
-    if block := re.fullmatch(r"blocks\.(\d+)\.(.+)", module):
-        return f"transformer_blocks.{block[1]}.{_BLOCK[block[2]]}"
-    return _ENDS[module]
-
-
-def original_key(key: str) -> str:
-    """Return the official key for a key of diffusers' transformer. Raises KeyError for any other."""
-    module, _, kind = key.rpartition(".")
-    if block := re.fullmatch(r"transformer_blocks\.(\d+)\.(.+)", module):
-        return f"blocks.{block[1]}.{_THEIR_BLOCK[block[2]]}.{kind}"
-    return f"{_THEIR_ENDS[module]}.{kind}"
+        return (module.replace(ADAPTER, CONDITIONER, 1),)
+    return KEYS.diffusers_modules(module)
 
 
 def original_layout(file: State) -> State:
     """Rename a transformer's tensors from either layout to the official keys."""
-    if "patch_embed.proj.weight" in file:
-        return {original_key(key): tensor for key, tensor in file.items()}
-    return {key: tensor for key, tensor in file.items() if not key.startswith(_BUFFERS)}
+    return {key: tensor for key, tensor in KEYS.from_diffusers(file).items() if not key.startswith(_BUFFERS)}

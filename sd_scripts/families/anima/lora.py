@@ -1,6 +1,6 @@
 """The layers that LoRA adapts in Anima, and their names in LoRA files."""
 
-from sd_scripts.families.anima.keys import CONDITIONER, diffusers_module
+from sd_scripts.families.anima.keys import CONDITIONER, diffusers_modules
 from sd_scripts.families.cards.layer_patterns import lora_name
 from sd_scripts.families.common.encoders.lora_targets import encoder_target
 from sd_scripts.networks.targets import LoraTarget
@@ -9,7 +9,7 @@ TRANSFORMER = LoraTarget(
     classes=("AnimaBlock", "AdapterBlock"),
     attention_classes=("Attention",),
     name=lora_name,
-    diffusers_paths=lambda path: (diffusers_module(path),),
+    diffusers_paths=diffusers_modules,
     diffusers_components=(CONDITIONER,),
     together=(
         ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -25,7 +25,7 @@ def original_layout(file: State) -> State:
 
     Raises ValueError if a part of a matrix is missing.
     """
-    file = keys.from_diffusers(file) if "x_embedder.weight" in file else file
+    file = keys.from_diffusers(file)
     return {_original(key): file.pop(key) for key in list(file)}
 
 

@@ -14,7 +14,7 @@ from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make
 from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import network_problems, width_problems
 from sd_scripts.families.flux import keys, lora
-from sd_scripts.families.flux.card import CARD, T5_LENGTHS, TRANSFORMERS
+from sd_scripts.families.flux.card import CARD, T5_LENGTHS
 from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer, Modulation
 from sd_scripts.library.text.tokenizers import CLIP, T5
@@ -33,7 +33,7 @@ T5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight
 LAYOUTS = {
     DENOISER: Layout(
         make=lambda shapes: FluxTransformer(FluxParams.of(shapes)),
-        unify=lambda file: keys.from_diffusers(file) if TRANSFORMERS[1] in file else file,
+        unify=keys.from_diffusers,
         quantizable=LINEAR,
     ),
     TEXT_ENCODER: clip_l(tokenizer=CLIP),

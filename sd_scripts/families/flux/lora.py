@@ -3,7 +3,7 @@
 from sd_scripts.families.cards.layer_patterns import lora_name
 from sd_scripts.families.common.encoders.lora_targets import clip_l_target, encoder_target
 from sd_scripts.families.flux.card.layer_rules import IN_LAYERS
-from sd_scripts.families.flux.keys import diffusers_modules, swaps_halves
+from sd_scripts.families.flux.keys import KEYS
 from sd_scripts.networks.targets import LoraBlocks, LoraTarget, block_label
 
 TRANSFORMER = LoraTarget(
@@ -12,8 +12,8 @@ TRANSFORMER = LoraTarget(
     extra_modules=IN_LAYERS,
     folds=("lora",),
     name=lora_name,
-    diffusers_paths=diffusers_modules,
-    swaps_halves=swaps_halves,
+    diffusers_paths=KEYS.diffusers_modules,
+    swaps_halves=KEYS.swaps_halves,
     class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},
 )
 TEXT_ENCODERS = (

@@ -4,69 +4,47 @@ import re
 from collections.abc import Iterable, Mapping
 
 from sd_scripts.library.files import ldm_layout
-from sd_scripts.library.files.state_dicts import JoinedLayout, State
+from sd_scripts.library.files.key_tables import KeyTables, Names
+from sd_scripts.library.files.state_dicts import State
 
-_DOUBLE: dict[str, tuple[str, ...]] = {
+_DOUBLE: Names = {
     "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
-    "img_attn.norm.query_norm": ("attn.norm_q",),
-    "img_attn.norm.key_norm": ("attn.norm_k",),
-    "img_attn.proj": ("attn.to_out.0",),
-    "img_mlp.0": ("ff.linear_in",),
-    "img_mlp.2": ("ff.linear_out",),
+    "img_attn.norm.query_norm": "attn.norm_q",
+    "img_attn.norm.key_norm": "attn.norm_k",
+    "img_attn.proj": "attn.to_out.0",
+    "img_mlp.0": "ff.linear_in",
+    "img_mlp.2": "ff.linear_out",
     "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-    "txt_attn.norm.query_norm": ("attn.norm_added_q",),
-    "txt_attn.norm.key_norm": ("attn.norm_added_k",),
-    "txt_attn.proj": ("attn.to_add_out",),
-    "txt_mlp.0": ("ff_context.linear_in",),
-    "txt_mlp.2": ("ff_context.linear_out",),
+    "txt_attn.norm.query_norm": "attn.norm_added_q",
+    "txt_attn.norm.key_norm": "attn.norm_added_k",
+    "txt_attn.proj": "attn.to_add_out",
+    "txt_mlp.0": "ff_context.linear_in",
+    "txt_mlp.2": "ff_context.linear_out",
 }
-_SINGLE: dict[str, tuple[str, ...]] = {
-    "linear1": ("attn.to_qkv_mlp_proj",),
-    "norm.query_norm": ("attn.norm_q",),
-    "norm.key_norm": ("attn.norm_k",),
-    "linear2": ("attn.to_out",),
+_SINGLE: Names = {
+    "linear1": "attn.to_qkv_mlp_proj",
+    "norm.query_norm": "attn.norm_q",
+    "norm.key_norm": "attn.norm_k",
+    "linear2": "attn.to_out",
 }
-_ENDS: dict[str, tuple[str, ...]] = {
-    "img_in": ("x_embedder",),
-    "txt_in": ("context_embedder",),
-    "time_in.in_layer": ("time_guidance_embed.timestep_embedder.linear_1",),
-    "time_in.out_layer": ("time_guidance_embed.timestep_embedder.linear_2",),
-    "double_stream_modulation_img.lin": ("double_stream_modulation_img.linear",),
-    "double_stream_modulation_txt.lin": ("double_stream_modulation_txt.linear",),
-    "single_stream_modulation.lin": ("single_stream_modulation.linear",),
-    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
-    "final_layer.linear": ("proj_out",),
+_ENDS: Names = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    "time_in.in_layer": "time_guidance_embed.timestep_embedder.linear_1",
+    "time_in.out_layer": "time_guidance_embed.timestep_embedder.linear_2",
+    "double_stream_modulation_img.lin": "double_stream_modulation_img.linear",
+    "double_stream_modulation_txt.lin": "double_stream_modulation_txt.linear",
+    "single_stream_modulation.lin": "single_stream_modulation.linear",
+    "final_layer.adaLN_modulation.1": "norm_out.linear",
+    "final_layer.linear": "proj_out",
 }
-_BLOCKS = (("double_blocks", "transformer_blocks", _DOUBLE), ("single_blocks", "single_transformer_blocks", _SINGLE))
+KEYS = KeyTables(
+    blocks=(("double_blocks", "transformer_blocks", _DOUBLE), ("single_blocks", "single_transformer_blocks", _SINGLE)),
+    ends=_ENDS,
+    swapped="final_layer.adaLN_modulation.1",
+    scales=("query_norm", "key_norm"),
+)
 _COMFYUI_NORM = re.compile(r"(?<=\.)(query|key)_norm\.weight")
-
-
-def diffusers_modules(module: str) -> tuple[str, ...]:
-    """Return diffusers' names of a module's parts, in the order of its rows.
-
-    `double_blocks.3.txt_attn.proj` -> (`transformer_blocks.3.attn.to_add_out`,). Raises KeyError for any other name.
-    """
-    for ours, theirs, table in _BLOCKS:
-        if block := re.fullmatch(rf"{ours}\.(\d+)\.(.+)", module):
-            return tuple(f"{theirs}.{block[1]}.{part}" for part in table[block[2]])
-    return _ENDS[module]
-
-
-def swaps_halves(module: str) -> bool:
-    """Return whether diffusers has the two halves of a module's rows in the opposite order: scale before shift."""
-    return module == "final_layer.adaLN_modulation.1"
-
-
-def bfl_key(name: str) -> tuple[int, str]:
-    """Return the number of the part and BFL's key for a key of diffusers. Raises KeyError for any other."""
-    module, _, kind = name.rpartition(".")
-    start, table = "", _ENDS
-    for ours, theirs, block_table in _BLOCKS:
-        if block := re.fullmatch(rf"{theirs}\.(\d+)\.(.+)", module):
-            start, module, table = f"{ours}.{block[1]}.", block[2], block_table
-    place = {part: (index, key) for key, parts in table.items() for index, part in enumerate(parts)}
-    index, key = place[module]
-    return index, f"{start}{key}.{'scale' if '_norm' in key else kind}"
 
 
 def original_layout(file: State) -> State:
@@ -75,8 +53,7 @@ def original_layout(file: State) -> State:
     Raises ValueError if a part of a matrix is missing.
     """
     if "x_embedder.weight" in file:
-        layout = JoinedLayout(place=bfl_key, modules=diffusers_modules, swaps_halves=swaps_halves)
-        return layout.from_diffusers(file)
+        return KEYS.from_diffusers(file)
     return {_COMFYUI_NORM.sub(r"\1_norm.scale", key): file.pop(key) for key in list(file)}
 
 

@@ -2,14 +2,14 @@
 
 from sd_scripts.families.cards.layer_patterns import lora_name
 from sd_scripts.families.common.encoders.lora_targets import encoder_target
-from sd_scripts.families.flux2.keys import diffusers_modules, swaps_halves
+from sd_scripts.families.flux2.keys import KEYS
 from sd_scripts.networks.targets import LoraTarget
 
 TRANSFORMER = LoraTarget(
     classes=("DoubleBlock", "SingleBlock"),
     attention_classes=("SelfAttention",),
     name=lora_name,
-    diffusers_paths=diffusers_modules,
-    swaps_halves=swaps_halves,
+    diffusers_paths=KEYS.diffusers_modules,
+    swaps_halves=KEYS.swaps_halves,
 )
 TEXT_ENCODERS = (encoder_target(1, "qwen3_4b.transformer.model", "Qwen3Attention", "Qwen3MLP"),)

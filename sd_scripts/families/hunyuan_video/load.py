@@ -11,8 +11,9 @@ from sd_scripts.families.common.encoders.hunyuan_vae import make_vae
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
 from sd_scripts.families.common.problems import Expected, network_problems, width_problems
-from sd_scripts.families.hunyuan_video import keys, lora
-from sd_scripts.families.hunyuan_video.card import CARD, TRANSFORMERS
+from sd_scripts.families.hunyuan_video import lora
+from sd_scripts.families.hunyuan_video.card import CARD
+from sd_scripts.families.hunyuan_video.keys import KEYS
 from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer, Modulation
 from sd_scripts.settings.settings import Settings
 
@@ -27,7 +28,7 @@ TEXT_LAYOUTS = {**llama.LAYOUTS, VAE: Layout(make=make_vae)}
 LAYOUTS = {
     DENOISER: Layout(
         make=lambda shapes: HunyuanVideoTransformer(HunyuanParams.of(shapes)),
-        unify=lambda file: keys.from_diffusers(file) if TRANSFORMERS[1] in file else file,
+        unify=KEYS.from_diffusers,
         quantizable=LINEAR,
     ),
     **TEXT_LAYOUTS,

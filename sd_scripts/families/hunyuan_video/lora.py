@@ -2,15 +2,15 @@
 
 from sd_scripts.families.cards.layer_patterns import lora_name
 from sd_scripts.families.common.encoders.lora_targets import clip_l_target, encoder_target
-from sd_scripts.families.hunyuan_video.keys import diffusers_modules, swaps_halves
+from sd_scripts.families.hunyuan_video.keys import KEYS
 from sd_scripts.networks.targets import LoraTarget
 
 TRANSFORMER = LoraTarget(
     classes=("MMDoubleStreamBlock", "MMSingleStreamBlock"),
     folds=("lora",),
     name=lora_name,
-    diffusers_paths=diffusers_modules,
-    swaps_halves=swaps_halves,
+    diffusers_paths=KEYS.diffusers_modules,
+    swaps_halves=KEYS.swaps_halves,
 )
 """The card leaves out modulations, as musubi-tuner does."""
 TEXT_ENCODERS = (

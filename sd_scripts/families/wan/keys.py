@@ -1,11 +1,9 @@
 """Layouts of Wan's transformer: official keys and diffusers'."""
 
-import re
-from collections.abc import Mapping
+from sd_scripts.library.files.key_tables import KeyTables, Names
 
-from sd_scripts.library.files.state_dicts import State, renamed
-
-OUTSIDE = {
+OUTSIDE: Names = {
+    "patch_embedding": "patch_embedding",
     "text_embedding.0": "condition_embedder.text_embedder.linear_1",
     "text_embedding.2": "condition_embedder.text_embedder.linear_2",
     "time_embedding.0": "condition_embedder.time_embedder.linear_1",
@@ -19,7 +17,7 @@ OUTSIDE = {
     "img_emb.proj.4": "condition_embedder.image_embedder.norm2",
     "img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed",
 }
-IN_BLOCK = {
+IN_BLOCK: Names = {
     "modulation": "scale_shift_table",
     "norm3": "norm2",
     "ffn.0": "ffn.net.0.proj",
@@ -37,26 +35,4 @@ IN_BLOCK = {
     },
 }
 """Official module or parameter -> diffusers', outside and inside of a block."""
-TO_OFFICIAL = {theirs: ours for ours, theirs in OUTSIDE.items()}
-TO_OFFICIAL_IN_BLOCK = {theirs: ours for ours, theirs in IN_BLOCK.items()}
-BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
-DIFFUSERS = "condition_embedder.time_proj.weight"
-"""A key that only files of diffusers have."""
-
-
-def diffusers_path(path: str) -> str:
-    """Return diffusers' name of an official module or parameter."""
-    if block := BLOCK.fullmatch(path):
-        return block[1] + IN_BLOCK[block[2]]
-    return OUTSIDE.get(path, path)
-
-
-def transformer_from_diffusers(file: State) -> State:
-    """Rename the tensors of diffusers' files to the official keys; official keys stay unchanged."""
-    return {_official(key): tensor for key, tensor in file.items()} if DIFFUSERS in file else file
-
-
-def _official(key: str) -> str:
-    block = BLOCK.fullmatch(key)
-    names: Mapping[str, str] = TO_OFFICIAL_IN_BLOCK if block else TO_OFFICIAL
-    return (block[1] if block else "") + renamed(block[2] if block else key, names)
+KEYS = KeyTables(blocks=(("blocks", "blocks", IN_BLOCK),), ends=OUTSIDE)

@@ -18,11 +18,12 @@ from sd_scripts.families.common.encoders.vision import CLIP_LAYOUT
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists, Placement
 from sd_scripts.families.common.problems import network_problems, width_problems
-from sd_scripts.families.wan import keys, lora
+from sd_scripts.families.wan import lora
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.options import WanModelOptions
 from sd_scripts.families.wan.card.tasks import Task, task_of
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER, READS_START, follows_control
+from sd_scripts.families.wan.keys import KEYS
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
 from sd_scripts.library.files.state_dicts import Shapes
@@ -45,7 +46,7 @@ def make_vae(shapes: Shapes) -> nn.Module:
 
 
 TRANSFORMER = Layout(
-    make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=keys.transformer_from_diffusers, quantizable=LINEAR
+    make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=KEYS.from_diffusers, quantizable=LINEAR
 )
 LAYOUTS = {
     DENOISER: TRANSFORMER,

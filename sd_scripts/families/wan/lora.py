@@ -2,14 +2,14 @@
 
 from sd_scripts.families.cards.layer_patterns import lora_name
 from sd_scripts.families.common.encoders.lora_targets import encoder_target
-from sd_scripts.families.wan.keys import diffusers_path
+from sd_scripts.families.wan.keys import KEYS
 from sd_scripts.networks.targets import LoraTarget
 
 TRANSFORMER = LoraTarget(
     classes=("WanAttentionBlock",),
     attention_classes=("SelfAttention", "CrossAttention"),
     name=lora_name,
-    diffusers_paths=lambda path: (diffusers_path(path),),
+    diffusers_paths=KEYS.diffusers_modules,
     together=(
         ("self_attn.q", "self_attn.k", "self_attn.v"),
         ("cross_attn.k", "cross_attn.v"),

@@ -31,11 +31,11 @@ from sd_scripts.families.common.encoders.llama import (
 )
 from sd_scripts.families.common.encoders.tiny_llama import tiny_encoders
 from sd_scripts.families.common.family import TextOptions
-from sd_scripts.families.hunyuan_video import keys
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.hunyuan_video.family import HUNYUAN_VIDEO
 from sd_scripts.families.hunyuan_video.full_size import modules as full_size_modules
+from sd_scripts.families.hunyuan_video.keys import KEYS
 from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS
 from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer
 from sd_scripts.families.hunyuan_video.objective import predict
@@ -100,7 +100,7 @@ def reference() -> Any:
 
 @pytest.fixture(scope="module")
 def ours(reference: Any) -> HunyuanVideoTransformer:
-    state = keys.from_diffusers({key: each.clone() for key, each in reference.state_dict().items()})
+    state = KEYS.from_diffusers({key: each.clone() for key, each in reference.state_dict().items()})
     assert HunyuanParams.of({key: tuple(each.shape) for key, each in state.items()}) == PARAMS
     transformer = HunyuanVideoTransformer(PARAMS).eval()
     transformer.load_state_dict(state)
@@ -120,7 +120,7 @@ def test_at_full_size_it_has_the_tensors_of_the_official_file_and_of_diffusers()
     modules = full_size_modules()
     shapes = {name: tuple(each.shape) for name, each in modules[DENOISER].state_dict().items()}
     assert shapes == expanded(REFERENCE["official"])
-    renamed = keys.from_diffusers(
+    renamed = KEYS.from_diffusers(
         {k: torch.empty(s, device="meta") for k, s in expanded(REFERENCE["diffusers"]).items()}
     )
     assert {name: tuple(each.shape) for name, each in renamed.items()} == shapes
@@ -163,7 +163,7 @@ def test_an_image_to_video_model_reads_the_start_image_as_diffusers_pipeline_giv
     noisy, start = torch.randn(2, 4, 3, 6, 10), torch.randn(2, 4, 1, 6, 10)
     text = {STATES: torch.randn(2, 9, 24), POOLED: torch.randn(2, 16), MASK: torch.ones(2, 9, dtype=torch.bool)}
     times = torch.tensor([0.25, 0.75])
-    state = keys.from_diffusers({key: each.clone() for key, each in theirs.state_dict().items()})
+    state = KEYS.from_diffusers({key: each.clone() for key, each in theirs.state_dict().items()})
     params = HunyuanParams.of({key: tuple(each.shape) for key, each in state.items()})
     assert params == replace(PARAMS, image_channels=4)
     transformer = HunyuanVideoTransformer(params).eval()
@@ -324,10 +324,10 @@ def _as_diffusers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     theirs: dict[str, Tensor] = {}
     for key, tensor in state.items():
         module, _, kind = key.rpartition(".")
-        parts = keys.diffusers_modules(module)
+        parts = KEYS.diffusers_modules(module)
         rows = [64] * (len(parts) - 1)
         pieces = tensor.split([*rows, len(tensor) - sum(rows)]) if len(parts) > 1 else [tensor]
-        if keys.swaps_halves(module):
+        if KEYS.swaps_halves(module):
             pieces = [torch.cat(tensor.chunk(2)[::-1])]
         theirs |= {f"{part}.{kind}": piece.contiguous() for part, piece in zip(parts, pieces, strict=True)}
     return theirs

@@ -15,8 +15,8 @@ from sd_scripts.families.common.autoencoder import Tile
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.encoders.causal_vae import decode_clip, encode_clip, statistics, tiled
 from sd_scripts.families.common.encoders.umt5 import MASK, STATES, encode_text, pad_text
-from sd_scripts.families.wan import keys
 from sd_scripts.families.wan.full_size import modules as full_size
+from sd_scripts.families.wan.keys import KEYS
 from sd_scripts.families.wan.load import LAYOUTS
 from sd_scripts.families.wan.lora import TRANSFORMER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
@@ -53,8 +53,8 @@ def test_every_transformer_has_the_official_keys_and_reads_those_of_diffusers(na
     official, diffusers = shapes_of(OFFICIAL[name]), shapes_of(DIFFUSERS[name])
     with torch.device("meta"):
         assert shapes_in(WanTransformer(WanParams.of(official)).state_dict()) == official
-    assert shapes_in(keys.transformer_from_diffusers(empty(diffusers))) == official
-    assert {keys.diffusers_path(key.removesuffix(".weight")) for key in official if key.endswith(".weight")} == {
+    assert shapes_in(KEYS.from_diffusers(empty(diffusers))) == official
+    assert {KEYS.diffusers_modules(key.removesuffix(".weight"))[0] for key in official if key.endswith(".weight")} == {
         key.removesuffix(".weight") for key in diffusers if key.endswith(".weight")
     }
 
@@ -106,7 +106,7 @@ def both(case: str, dtype: torch.dtype) -> tuple[Any, WanTransformer]:
             parameter.data += 1
     params = WanParams(width=24, mlp_width=32, heads=2, blocks=2, in_channels=6, channels=4, text_width=16, **ours)
     model = WanTransformer(params)
-    model.load_state_dict(keys.transformer_from_diffusers(reference.state_dict()))
+    model.load_state_dict(KEYS.from_diffusers(reference.state_dict()))
     return torch.nn.Module.to(reference, dtype), model.to(dtype)
 
 

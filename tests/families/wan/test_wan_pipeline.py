@@ -22,8 +22,8 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components
 from sd_scripts.families.common.encoders.umt5 import MASK, STATES
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.placing import placement_of
-from sd_scripts.families.wan import keys
 from sd_scripts.families.wan.conditions import see
+from sd_scripts.families.wan.keys import KEYS
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.tiny import PARAMS, write_miniature
 from sd_scripts.library.diffusion.flow_solvers import make_solver
@@ -75,7 +75,7 @@ def diffusers_of(model: WanTransformer) -> Any:
         added_kv_proj_dim=params.width if params.image_width else None,
     )
     state = theirs.state_dict()
-    read = keys.transformer_from_diffusers(dict(state))
+    read = KEYS.from_diffusers(dict(state))
     names = {id(tensor): name for name, tensor in read.items()}
     ours = model.state_dict()
     theirs.load_state_dict({key: ours[names[id(tensor)]].clone() for key, tensor in state.items()})

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.pipelines.anima import make_transformer
 from sd_scripts.families.anima.adapter import PREFIX, AdapterParams
-from sd_scripts.families.anima.keys import diffusers_module
+from sd_scripts.families.anima.keys import diffusers_modules
 from sd_scripts.families.anima.text import T5_TOKENIZER
 from sd_scripts.families.common.components import Components
 from sd_scripts.library.files.state_dicts import State
@@ -49,7 +49,7 @@ def to_diffusers(state: State) -> tuple[State, State]:
     """Return the tensors of diffusers' transformer and of its adapter, from the official keys."""
     adapter = {key.removeprefix(PREFIX): tensor for key, tensor in state.items() if key.startswith(PREFIX)}
     others = (re.fullmatch(r"(.+)\.(\w+)", key) for key in state if not key.startswith(PREFIX))
-    return {f"{diffusers_module(key[1])}.{key[2]}": state[key[0]] for key in others if key}, adapter
+    return {f"{diffusers_modules(key[1])[0]}.{key[2]}": state[key[0]] for key in others if key}, adapter
 
 
 def in_diffusers(transformer: Any) -> tuple[Any, Any]:
