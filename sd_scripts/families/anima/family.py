@@ -6,7 +6,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from sd_scripts.families.anima import text
 from sd_scripts.families.anima.card import CARD
 from sd_scripts.families.anima.card.options import LONGEST, part_of
-from sd_scripts.families.anima.load import BLOCK_LISTS, LAYOUTS, prepare, problems
+from sd_scripts.families.anima.load import BLOCK_LISTS, LAYOUTS, expected, prepare
 from sd_scripts.families.anima.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.anima.objective import loss
 from sd_scripts.families.anima.sampling import prompt_captions, sample, sample_batch
@@ -45,9 +45,9 @@ FAMILY = ANIMA = Family(
     latents=image_latents(CARD.name),
     layouts=LAYOUTS,
     prepare=prepare,
-    problems=problems,
+    expected=expected,
+    block_lists=BLOCK_LISTS,
     encode_images=encode_images,
-    place=BLOCK_LISTS.place,
     step_inputs=flow_inputs,
     loss=loss,
     lora=TRANSFORMER,

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from sd_scripts.families.anima import lora
 from sd_scripts.families.anima.adapter import PREFIX, AdapterParams, LLMAdapter
-from sd_scripts.families.anima.card import ADAPTER, CARD
+from sd_scripts.families.anima.card import ADAPTER
 from sd_scripts.families.anima.keys import original_layout
 from sd_scripts.families.anima.model import AnimaParams, AnimaTransformer, Modulation
 from sd_scripts.families.anima.text import T5_TOKENIZER
@@ -20,7 +19,7 @@ from sd_scripts.families.common.encoders.qwen3 import LANGUAGE_LINEAR, QWEN3, co
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import empty_weights
 from sd_scripts.families.common.placing import BlockLists
-from sd_scripts.families.common.problems import network_problems, width_problems
+from sd_scripts.families.common.problems import Expected, params_of
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5, Tokenizers, find_tokenizer
@@ -76,22 +75,12 @@ def _join_adapter(components: Components) -> None:
     components.denoiser = components.sources[DENOISER].empty
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
-    transformer: Any = sources[DENOISER].empty
-    params: AnimaParams = transformer.params
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
+    params: AnimaParams = params_of(sources)
     adapter: AdapterParams | None = sources[ADAPTER].empty.params if ADAPTER in sources else params.adapter  # type: ignore[assignment]
     if adapter is None:
-        return [
+        raise ValueError(
             f"{MODEL}: '{sources[DENOISER].path}' contains no LLM adapter, as Cosmos-Predict2 does not; choose Anima's "
             "file, or set llm_adapter_path"
-        ]
-    expected = {
-        TEXT_ENCODER: ("hidden_size", adapter.states_width, "vectors of {} values"),
-        VAE: ("z_dim", params.channels, "latents of {} channels"),
-    }
-    return [
-        *width_problems(sources, CARD, expected),
-        *BLOCK_LISTS.swap_problems(transformer, settings),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
-    ]
+        )
+    return {TEXT_ENCODER: ("hidden_size", adapter.states_width), VAE: ("z_dim", params.channels)}

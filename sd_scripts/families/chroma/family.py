@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sd_scripts.families.chroma.card import ARCHITECTURE, CARD
 from sd_scripts.families.chroma.keys import APPROXIMATOR
-from sd_scripts.families.chroma.load import LAYOUTS, prepare, problems
+from sd_scripts.families.chroma.load import LAYOUTS, expected, prepare
 from sd_scripts.families.chroma.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.chroma.objective import loss, metadata
 from sd_scripts.families.chroma.sampling import prompt_captions, sample, sample_batch
@@ -46,7 +46,8 @@ FAMILY = CHROMA = replace(
     blocks=replace(FLUX.blocks, title=CARD.title),
     layouts=LAYOUTS,
     prepare=prepare,
-    problems=problems,
+    expected=expected,
+    problems=lambda sources, settings: [],
     loss=loss,
     frozen=APPROXIMATOR,
     lora=TRANSFORMER,

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from sd_scripts.families.chroma.card import CARD, T5_LENGTH
+from sd_scripts.families.chroma.card import T5_LENGTH
 from sd_scripts.families.chroma.keys import original_layout
-from sd_scripts.families.chroma.lora import TRANSFORMER
 from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.encoders.t5 import finish_t5
-from sd_scripts.families.common.problems import network_problems, width_problems
+from sd_scripts.families.common.problems import Expected
 from sd_scripts.families.flux import load as flux
 from sd_scripts.families.flux.card.options import FluxModelOptions
 from sd_scripts.settings.settings import Settings
@@ -34,15 +33,6 @@ def prepare(components: Components, settings: Settings) -> None:
     components.extras = {"t5_length": settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTH}
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
     params: ChromaParams = sources[DENOISER].empty.shape  # type: ignore[assignment]
-    expected = {
-        T5XXL: ("d_model", params.text_width, "vectors of {} values"),
-        VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
-    }
-    return [
-        *width_problems(sources, CARD, expected),
-        *flux.BLOCK_LISTS.swap_problems(sources[DENOISER].empty, settings),
-        *network_problems(sources[DENOISER], TRANSFORMER, settings),
-    ]
+    return {T5XXL: ("d_model", params.text_width), VAE: ("latent_channels", params.channels // 4)}

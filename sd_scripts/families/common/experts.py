@@ -6,13 +6,15 @@ One adapter is trained on both, as in musubi-tuner: a batch's noise level decide
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.flow_sampling import Velocity
 from sd_scripts.families.common.objective import flow_timesteps, tokens_of, trained_range
-from sd_scripts.families.common.placing import Placement, quantize_blocks
+from sd_scripts.families.common.placing import BlockLists, Placement, quantize_blocks
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.idle_weights import IdleWeights
 from sd_scripts.options.optimization.loss import NoiseOptions
@@ -36,9 +38,12 @@ class Experts:
     """Whether the denoiser has the weights for high noise now."""
     idle: IdleWeights | None = None
 
-    def join(self, denoiser: BlockTransformer, high: nn.Module, blocks: list[nn.Module], placement: Placement) -> None:
-        """Take the weights of `high`, which is in main memory, for the denoiser, which is placed already. `blocks`: of
-        `high`. Raises ValueError, one sentence, if the two are stored differently."""
+    def join(self, components: Components, lists: BlockLists, placement: Placement) -> None:
+        """Load the weights for high noise to main memory, and take them for the denoiser, which is placed already.
+        Raises ValueError, one sentence, if the two are stored differently."""
+        denoiser = cast(BlockTransformer, components.denoiser)
+        high = components.load(self.component).module(self.component)
+        blocks = [block for each in lists.of(high) for block in each]
         quantize_blocks(blocks, placement, denoiser.dtype, denoiser.device)
         self.high = False
         try:
@@ -48,6 +53,7 @@ class Experts:
                 f"{self.option}: its file and the model's store weights in different formats; choose files of the same "
                 "precision, or set quantize_base"
             ) from error
+        components.free(self.component)
 
     def use_for(self, t: float) -> None:
         """Give the denoiser the weights for a noise level."""

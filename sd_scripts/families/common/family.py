@@ -22,7 +22,8 @@ from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
 from sd_scripts.families.common.objective import Draw, HighNoise, flow_validation_timesteps
 from sd_scripts.families.common.opening import load_tokenizers, open_sources
-from sd_scripts.families.common.placing import Placement, blocks_to_swap, checkpoint_gradients
+from sd_scripts.families.common.placing import BlockLists, Placement, blocks_to_swap, checkpoint_gradients
+from sd_scripts.families.common.problems import Expected, network_problems, width_problems
 from sd_scripts.families.common.quantizing import quantize_while_loading
 from sd_scripts.families.common.sampling import Sample, SampleBatch
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
@@ -243,14 +244,20 @@ class Family:
     """How each component of the card is made and filled, by name."""
     prepare: Callable[[Components, Settings], None] = lambda components, settings: None
     """Called with the opened components before they are loaded: adds extras, and changes how they are loaded."""
+    expected: Callable[[Mapping[str, WeightSource]], Expected] = lambda sources: {}
+    """Opened components -> sizes of the others that the transformer expects. Raises ValueError, one sentence that names
+    the option, if it is of a different model."""
     problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
-    """Return problems of components that do not fit together, and of options that the denoiser limits."""
+    """Return problems of components that do not fit together, and of options that the denoiser limits, besides those
+    that all transformers may have."""
     encode_images: Callable[[Components, Tensor], Tensor]
     """Pixels in -1..1 -> latents as the cache stores them. (B, 3, H, W) -> (B, C, h, w); for a family whose card has
     `clips`, always (B, 3, F, H, W) -> (B, C, f, h, w), where an image has F = 1."""
     conditions: Conditions | None = None
     """Inputs made from a sample's pixels in addition to its latents; None: this family has none."""
-    place: Callable[[Components, Placement, torch.device], object] = lambda components, placement, device: (
+    block_lists: BlockLists | None = None
+    """The blocks of a denoiser that is a BlockTransformer; None: `place_denoiser` places it."""
+    place_denoiser: Callable[[Components, Placement, torch.device], object] = lambda components, placement, device: (
         components.denoiser.to(device)
     )
     """Move the denoiser to the device, quantized and with swapped blocks as the options specify."""
@@ -293,7 +300,32 @@ class Family:
         except ValueError as error:
             return [str(error)]
         sources, problems = open_sources(self.card, self.layouts, settings, lambda: model, online=False)
-        return problems + (self.problems(sources, settings) if DENOISER in sources else [])
+        return problems + (self._problems(sources, settings) if DENOISER in sources else [])
+
+    def _problems(self, sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+        """Return problems of components that do not fit together, and of options that the denoiser limits."""
+        if self.block_lists is None:
+            return self.problems(sources, settings)
+        try:
+            expected = self.expected(sources)
+        except ValueError as error:
+            return [str(error)]
+        return [
+            *width_problems(sources, self.card, expected),
+            *self.problems(sources, settings),
+            *self.block_lists.swap_problems(sources[DENOISER].empty, settings),
+            *network_problems(sources[DENOISER], self.lora, settings),
+        ]
+
+    def place(self, components: Components, placement: Placement, device: torch.device) -> None:
+        """Move the denoiser to the device, quantized and with swapped blocks as the options specify. The weights of a
+        second model, which takes its place, follow."""
+        if self.block_lists is None:
+            self.place_denoiser(components, placement, device)
+            return
+        self.block_lists.place(components, placement, device)
+        if components.experts:
+            components.experts.join(components, self.block_lists, placement)
 
     def open(
         self,
@@ -318,7 +350,7 @@ class Family:
             return model if isinstance(model, Path) else download(model)
 
         sources, problems = open_sources(self.card, self.layouts, settings, find_model, only, online=True)
-        if problems := problems or ([] if only else self.problems(sources, settings)):
+        if problems := problems or ([] if only else self._problems(sources, settings)):
             raise ValueError(problems[0])
         wide_vae = options.no_half_vae and self.card.has("own_vae")
         dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if wide_vae else dtype}

@@ -83,24 +83,10 @@ def place_blocks(
     return group if len(group) else None
 
 
-def place_transformer(
-    transformer: BlockTransformer,
-    kinds: Iterable[Kind],
-    quantization: Quantization,
-    device: torch.device,
-    *,
-    few_tokens: type[nn.Module] | tuple[()] = (),
-) -> None:
-    """Move a transformer to the device, quantized and with swapped blocks. `few_tokens` as in
-    block_quantizer."""
-    quantize = block_quantizer(quantization, transformer.dtype, device, few_tokens=few_tokens)
-    transformer.swapper = place_blocks(transformer, kinds, device, quantize=quantize)
-
-
 def quantize_blocks(
     blocks: Sequence[nn.Module], placement: Placement, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Quantize blocks that are in main memory, and stay there, as `place_transformer` does."""
+    """Quantize blocks that are in main memory, and stay there, as `BlockLists.place` does."""
     quantize = block_quantizer(placement.quantization, dtype, device, few_tokens=())
     swapped = swapped_blocks(len(blocks), placement.swapped_blocks)
     for number, block in enumerate(blocks if quantize else ()):
@@ -130,7 +116,8 @@ class BlockLists:
 
     def place_model(self, transformer: BlockTransformer, placement: Placement, device: torch.device) -> None:
         kinds = zip(self.of(transformer), self.counts(placement.swapped_blocks), strict=True)
-        place_transformer(transformer, kinds, placement.quantization, device, few_tokens=self.few_tokens)
+        quantize = block_quantizer(placement.quantization, transformer.dtype, device, few_tokens=self.few_tokens)
+        transformer.swapper = place_blocks(transformer, kinds, device, quantize=quantize)
 
     def most(self, *blocks: int) -> int:
         """Return the largest blocks_to_swap of a model with this many blocks in each list."""
@@ -141,7 +128,8 @@ class BlockLists:
     def swap_problems(self, transformer: nn.Module, settings: Settings) -> list[str]:
         """Return a problem if more blocks are to be swapped than the transformer can do without."""
         blocks = [len(each) for each in self.of(transformer)]
-        words = listed(f"{count} {name}".strip() for count, name in zip(blocks, self.names.values(), strict=True))
+        lists = zip(blocks, self.names.values(), self.counts(sum(blocks)), strict=True)
+        words = listed(f"{count} {name}".strip() for count, name, swapped in lists if swapped)
         return swap_problems(settings.get(MemoryOptions), self.most(*blocks), f"a model with {words} blocks")
 
 

@@ -1,8 +1,9 @@
 """Problems of components that do not fit together, and of the built-in network on the denoiser's layers."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.families.cards.family_card import DENOISER, VAE, FamilyCard
 from sd_scripts.families.cards.registry import is_built_in_network
 from sd_scripts.families.common.components import WeightSource
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
@@ -10,9 +11,15 @@ from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.settings import Settings
 
-Expected = Mapping[str, tuple[str, int, str]]
-"""Component -> an entry of its configuration, the value that the transformer expects, and what it is the size of, such
-as "vectors of {} values"."""
+Expected = Mapping[str, tuple[str, int]]
+"""Component -> an entry of its configuration, and the value that the transformer expects: the width of a text or image
+encoder's vectors, or the channels of a VAE's latents."""
+
+
+def params_of(sources: Mapping[str, WeightSource]) -> Any:
+    """Return the sizes of the opened transformer."""
+    transformer: Any = sources[DENOISER].empty
+    return transformer.params
 
 
 def width_problems(sources: Mapping[str, WeightSource], card: FamilyCard, expected: Expected) -> list[str]:
@@ -22,7 +29,8 @@ def width_problems(sources: Mapping[str, WeightSource], card: FamilyCard, expect
         source = sources.get(component.name)
         if source is None or component.name not in expected:
             continue
-        entry, size, what = expected[component.name]
+        entry, size = expected[component.name]
+        what = "latents of {} channels" if component.name == VAE else "vectors of {} values"
         if (actual := getattr(source.empty.config, entry)) != size:
             problems.append(
                 f"{component.option}: '{source.path}' produces {what.format(actual)}, but the transformer expects "

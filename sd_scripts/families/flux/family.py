@@ -10,7 +10,7 @@ from sd_scripts.families.common.family import (
 )
 from sd_scripts.families.common.objective import flow_inputs
 from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, prepare, problems
+from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, expected, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.objective import architecture, loss, metadata
 from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
@@ -55,9 +55,10 @@ FAMILY = FLUX = Family(
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
+    expected=expected,
     problems=problems,
+    block_lists=BLOCK_LISTS,
     encode_images=encode_images,
-    place=BLOCK_LISTS.place,
     step_inputs=flow_inputs,
     loss=loss,
     lora=TRANSFORMER,

@@ -12,9 +12,9 @@ from sd_scripts.families.common.encoders.outlines import T5EncoderOutline
 from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config, t5_encoder
 from sd_scripts.families.common.layouts import Layout, autoencoder, clip_l, make_text_encoder
 from sd_scripts.families.common.placing import BlockLists
-from sd_scripts.families.common.problems import network_problems, width_problems
-from sd_scripts.families.flux import keys, lora
-from sd_scripts.families.flux.card import CARD, T5_LENGTHS
+from sd_scripts.families.common.problems import Expected
+from sd_scripts.families.flux import keys
+from sd_scripts.families.flux.card import T5_LENGTHS
 from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer, Modulation
 from sd_scripts.library.text.tokenizers import CLIP, T5
@@ -67,26 +67,20 @@ def _params(sources: Mapping[str, WeightSource]) -> FluxParams:
     return sources[DENOISER].empty.shape  # type: ignore[return-value]
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
     params = _params(sources)
-    expected = {
-        TEXT_ENCODER: ("hidden_size", params.pooled_width, "vectors of {} values"),
-        T5XXL: ("d_model", params.text_width, "vectors of {} values"),
-        VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
+    return {
+        TEXT_ENCODER: ("hidden_size", params.pooled_width),
+        T5XXL: ("d_model", params.text_width),
+        VAE: ("latent_channels", params.channels // 4),
     }
-    return [
-        *width_problems(sources, CARD, expected),
-        *BLOCK_LISTS.swap_problems(sources[DENOISER].empty, settings),
-        *_guidance_problems(params, settings[FlowOptions].guidance_scale),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
-    ]
 
 
-def _guidance_problems(params: FluxParams, guidance: float) -> list[str]:
-    default = FlowOptions.guidance_scale
+def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+    """Return a problem if schnell, which has no guidance, is given one."""
+    default, guidance = FlowOptions.guidance_scale, settings[FlowOptions].guidance_scale
     of_dev = RECOMMENDED["guidance_scale"]  # settings for dev may be used for schnell
-    if params.guidance or guidance in (default, of_dev):
+    if _params(sources).guidance or guidance in (default, of_dev):
         return []
     return [
         f"guidance_scale: FLUX.1 schnell ignores guidance, so {guidance:g} has no meaning; leave it at its default "

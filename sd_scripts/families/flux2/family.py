@@ -5,7 +5,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
 from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.flux2.card import CARD
-from sd_scripts.families.flux2.load import BLOCK_LISTS, LAYOUTS, prepare, problems
+from sd_scripts.families.flux2.load import BLOCK_LISTS, LAYOUTS, expected, prepare
 from sd_scripts.families.flux2.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux2.objective import loss, step_inputs
 from sd_scripts.families.flux2.sampling import prompt_captions, sample, sample_batch
@@ -41,9 +41,9 @@ FAMILY = FLUX2 = Family(
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
-    problems=problems,
+    expected=expected,
+    block_lists=BLOCK_LISTS,
     encode_images=encode_images,
-    place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
     loss=loss,
     lora=TRANSFORMER,

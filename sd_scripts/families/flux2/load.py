@@ -9,9 +9,8 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components, Wei
 from sd_scripts.families.common.encoders.qwen3 import LANGUAGE_LINEAR, QWEN3, config_of, language_layers, qwen3
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
-from sd_scripts.families.common.problems import network_problems, width_problems
-from sd_scripts.families.flux2 import keys, lora
-from sd_scripts.families.flux2.card import CARD
+from sd_scripts.families.common.problems import Expected, params_of
+from sd_scripts.families.flux2 import keys
 from sd_scripts.families.flux2.card.memory_facts import swap_counts
 from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
 from sd_scripts.families.flux2.text import LAYERS
@@ -48,16 +47,9 @@ def prepare(components: Components, settings: Settings) -> None:
     components.extras = {"layers": tuple(min(number, encoder.config.num_hidden_layers) for number in LAYERS)}
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
-    transformer: Any = sources[DENOISER].empty
-    params: Flux2Params = transformer.params
-    expected = {
-        TEXT_ENCODER: ("hidden_size", params.text_width // len(LAYERS), "vectors of {} values"),
-        VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
+    params: Flux2Params = params_of(sources)
+    return {
+        TEXT_ENCODER: ("hidden_size", params.text_width // len(LAYERS)),
+        VAE: ("latent_channels", params.channels // 4),
     }
-    return [
-        *width_problems(sources, CARD, expected),
-        *BLOCK_LISTS.swap_problems(transformer, settings),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
-    ]

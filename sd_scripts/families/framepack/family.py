@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sd_scripts.families.common.family import Conditions
 from sd_scripts.families.framepack.card import CARD
-from sd_scripts.families.framepack.load import BLOCK_LISTS, IMAGE_ENCODER, LAYOUTS, problems
+from sd_scripts.families.framepack.load import BLOCK_LISTS, IMAGE_ENCODER, LAYOUTS, expected
 from sd_scripts.families.framepack.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.framepack.objective import loss, step_inputs
 from sd_scripts.families.framepack.sampling import sample
@@ -45,9 +45,9 @@ FAMILY = FRAMEPACK = replace(
     ),
     latents=replace(HUNYUAN_VIDEO.latents, suffix="framepack"),
     layouts=LAYOUTS,
-    problems=problems,
+    expected=expected,
+    block_lists=BLOCK_LISTS,
     conditions=Conditions(names=lambda components: (IMAGE,), encode=encode_conditions, components=(IMAGE_ENCODER,)),
-    place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
     loss=loss,
     lora=TRANSFORMER,

@@ -15,7 +15,7 @@ from sd_scripts.families.common.family import (
 )
 from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.hunyuan_video.card import CARD
-from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LAYOUTS, problems
+from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LAYOUTS, expected
 from sd_scripts.families.hunyuan_video.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.hunyuan_video.objective import loss, step_inputs
 from sd_scripts.families.hunyuan_video.sampling import prompt_captions, sample
@@ -51,9 +51,9 @@ FAMILY = HUNYUAN_VIDEO = Family(
     ),
     latents=LatentLayout(suffix=CARD.name, shape=latent_shape),
     layouts=LAYOUTS,
-    problems=problems,
+    expected=expected,
+    block_lists=BLOCK_LISTS,
     encode_images=encode_images,
-    place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
     loss=loss,
     lora=TRANSFORMER,

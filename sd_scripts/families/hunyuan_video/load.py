@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
@@ -10,12 +9,9 @@ from sd_scripts.families.common.encoders import llama
 from sd_scripts.families.common.encoders.hunyuan_vae import make_vae
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
-from sd_scripts.families.common.problems import Expected, network_problems, width_problems
-from sd_scripts.families.hunyuan_video import lora
-from sd_scripts.families.hunyuan_video.card import CARD
+from sd_scripts.families.common.problems import Expected, params_of
 from sd_scripts.families.hunyuan_video.keys import KEYS
 from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer, Modulation
-from sd_scripts.settings.settings import Settings
 
 BLOCK_LISTS = BlockLists(
     names={"double_blocks": "double", "single_blocks": "single"}, counts=swap_counts, few_tokens=Modulation
@@ -35,19 +31,10 @@ LAYOUTS = {
 }
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
-    transformer: Any = sources[DENOISER].empty
-    return [
-        *width_problems(sources, CARD, sizes_expected_by(transformer.params)),
-        *BLOCK_LISTS.swap_problems(transformer, settings),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
-    ]
-
-
-def sizes_expected_by(params: HunyuanParams) -> Expected:
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
+    params: HunyuanParams = params_of(sources)
     return {
-        llama.LLM_NAME: ("hidden_size", params.text_width, "vectors of {} values"),
-        llama.CLIP_NAME: ("hidden_size", params.pooled_width, "vectors of {} values"),
-        VAE: ("latent_channels", params.channels, "latents of {} channels"),
+        llama.LLM_NAME: ("hidden_size", params.text_width),
+        llama.CLIP_NAME: ("hidden_size", params.pooled_width),
+        VAE: ("latent_channels", params.channels),
     }

@@ -7,7 +7,7 @@ from sd_scripts.families.common.encoders.causal_vae import encode_images, image_
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
 from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.krea2.card import CARD
-from sd_scripts.families.krea2.load import BLOCK_LISTS, LAYOUTS, problems
+from sd_scripts.families.krea2.load import BLOCK_LISTS, LAYOUTS, expected
 from sd_scripts.families.krea2.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.krea2.objective import draw_timesteps, loss, step_inputs
 from sd_scripts.families.krea2.sampling import prompt_captions, sample, sample_batch
@@ -42,9 +42,9 @@ FAMILY = KREA2 = Family(
     ),
     latents=image_latents(CARD.name),
     layouts=LAYOUTS,
-    problems=problems,
+    expected=expected,
+    block_lists=BLOCK_LISTS,
     encode_images=encode_images,
-    place=BLOCK_LISTS.place,
     step_inputs=step_inputs,
     draw_timesteps=draw_timesteps,
     loss=loss,

@@ -3,20 +3,17 @@
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.encoders.causal_vae import vae_config, vae_from_single_file
 from sd_scripts.families.common.encoders.qwen3 import LANGUAGE_LINEAR, QWEN3, config_of, language_layers, qwen3
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
-from sd_scripts.families.common.problems import network_problems, width_problems
-from sd_scripts.families.krea2 import keys, lora
-from sd_scripts.families.krea2.card import CARD
+from sd_scripts.families.common.problems import Expected, params_of
+from sd_scripts.families.krea2 import keys
 from sd_scripts.families.krea2.model import Krea2Params, Krea2Transformer
 from sd_scripts.families.krea2.text import LAYERS
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
-from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 ROPE_THETA = 5e6
@@ -39,16 +36,6 @@ LAYOUTS = {
 }
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
-    transformer: Any = sources[DENOISER].empty
-    params: Krea2Params = transformer.params
-    expected = {
-        TEXT_ENCODER: ("hidden_size", params.text_width, "vectors of {} values"),
-        VAE: ("z_dim", params.channels // 4, "latents of {} channels"),
-    }
-    return [
-        *width_problems(sources, CARD, expected),
-        *BLOCK_LISTS.swap_problems(transformer, settings),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
-    ]
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
+    params: Krea2Params = params_of(sources)
+    return {TEXT_ENCODER: ("hidden_size", params.text_width), VAE: ("z_dim", params.channels // 4)}

@@ -11,9 +11,8 @@ from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.encoders.causal_vae import vae_config, vae_from_single_file
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
-from sd_scripts.families.common.problems import network_problems, width_problems
-from sd_scripts.families.qwen_image import keys, lora
-from sd_scripts.families.qwen_image.card import CARD
+from sd_scripts.families.common.problems import Expected, params_of
+from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.text.tokenizers import QWEN
@@ -37,27 +36,22 @@ LAYOUTS = {
 }
 
 
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
+    params: QwenImageParams = params_of(sources)
+    of_vae = {} if _is_layered(sources) else {VAE: ("z_dim", params.channels // 4)}
+    return {TEXT_ENCODER: ("hidden_size", params.text_width), **of_vae}
+
+
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
-    transformer: Any = sources[DENOISER].empty
-    params: QwenImageParams = transformer.params
+    """Return a problem if the VAE is of a different model."""
+    if not _is_layered(sources):
+        return []
     return [
-        *_component_problems(sources, params),
-        *BLOCK_LISTS.swap_problems(transformer, settings),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
+        f"vae: '{sources[VAE].path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose the VAE "
+        "of Qwen-Image"
     ]
 
 
-def _component_problems(sources: Mapping[str, WeightSource], params: QwenImageParams) -> list[str]:
+def _is_layered(sources: Mapping[str, WeightSource]) -> bool:
     vae: Any = sources[VAE].empty if VAE in sources else None
-    layered = vae is not None and vae.config.input_channels != 3
-    expected = {TEXT_ENCODER: ("hidden_size", params.text_width, "vectors of {} values")}
-    if not layered:
-        expected[VAE] = ("z_dim", params.channels // 4, "latents of {} channels")
-    problems = width_problems(sources, CARD, expected)
-    if layered:
-        problems.append(
-            f"vae: '{sources[VAE].path}' is the VAE of Qwen-Image-Layered, which encodes transparency; choose the VAE "
-            "of Qwen-Image"
-        )
-    return problems
+    return vae is not None and vae.config.input_channels != 3

@@ -55,7 +55,7 @@ FAMILY = SDXL = Family(
     prepare=prepare,
     problems=lambda sources, settings: [*width_problems(sources), *problems(sources, settings)],
     encode_images=encode_images,
-    place=place,
+    place_denoiser=place,
     checkpoint_gradients=checkpoint_gradients,
     conditioning=conditioning,
     step_inputs=step_inputs,

@@ -22,7 +22,7 @@ from sd_scripts.families.common.family import (
 from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import CONDITIONS
 from sd_scripts.families.wan.experts import prepare
-from sd_scripts.families.wan.load import LAYOUTS, place, problems
+from sd_scripts.families.wan.load import BLOCK_LISTS, LAYOUTS, expected, problems
 from sd_scripts.families.wan.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.wan.objective import loss, metadata, step_inputs
 from sd_scripts.families.wan.sampling import LATENTS, prompt_captions, sample
@@ -50,7 +50,7 @@ FAMILY = WAN = Family(
     ),
     blocks=Blocks(
         title="Wan",
-        denoiser=lambda transformer: [list(transformer.blocks)],  # type: ignore[arg-type]
+        denoiser=BLOCK_LISTS.of,
         graph_kinds=lambda transformer: {"WanAttentionBlock": 1},
         text_encoder=blocks_named("UMT5Block"),
         vae=lambda vae: blocks_of(WanResidualBlock)(vae.get_submodule("encoder")),
@@ -58,10 +58,11 @@ FAMILY = WAN = Family(
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
+    expected=expected,
     problems=problems,
+    block_lists=BLOCK_LISTS,
     encode_images=encode_clips,
     conditions=CONDITIONS,
-    place=place,
     step_inputs=step_inputs,
     loss=loss,
     lora=TRANSFORMER,

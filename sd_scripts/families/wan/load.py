@@ -4,21 +4,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 
-from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.encoders import umt5
 from sd_scripts.families.common.encoders.causal_vae import LEVELS, vae_config, vae_from_single_file
 from sd_scripts.families.common.encoders.t5 import finish_t5
 from sd_scripts.families.common.encoders.vision import CLIP_LAYOUT
 from sd_scripts.families.common.layouts import Layout
-from sd_scripts.families.common.placing import BlockLists, Placement
-from sd_scripts.families.common.problems import network_problems, width_problems
-from sd_scripts.families.wan import lora
+from sd_scripts.families.common.placing import BlockLists
+from sd_scripts.families.common.problems import Expected, params_of
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.options import WanModelOptions
 from sd_scripts.families.wan.card.tasks import Task, task_of
@@ -63,31 +60,17 @@ def prepare(components: Components, settings: Settings) -> None:
     components.extras[READS_START] = task_of(settings[WanModelOptions].task).reads_start
 
 
-def place(components: Components, placement: Placement, device: torch.device) -> None:
-    """Move the transformer to the device, quantized and with swapped blocks as the options specify: 29 GB in bf16. The
-    weights of a second model, which takes its place, follow."""
-    BLOCK_LISTS.place(components, placement, device)
-    if experts := components.experts:
-        components.load(HIGH_NOISE)
-        high = cast(WanTransformer, components.module(HIGH_NOISE))
-        experts.join(cast(WanTransformer, components.denoiser), high, list(high.blocks), placement)
-        components.free(HIGH_NOISE)
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
+    params: WanParams = params_of(sources)
+    return {TEXT_ENCODER: ("d_model", params.text_width), VAE: ("z_dim", params.channels)}
 
 
 def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
-    transformer: Any = sources[DENOISER].empty
-    params: WanParams = transformer.params
-    expected = {
-        TEXT_ENCODER: ("d_model", params.text_width, "vectors of {} values"),
-        VAE: ("z_dim", params.channels, "latents of {} channels"),
-    }
+    """Return problems of the second model and of the image encoder."""
+    params: WanParams = params_of(sources)
     return [
-        *width_problems(sources, card_of(settings.script.family), expected),
         *_expert_problems(sources.get(HIGH_NOISE), params),
         *_image_problems(sources.get(IMAGE_ENCODER), params, task_of(settings[WanModelOptions].task)),
-        *BLOCK_LISTS.swap_problems(transformer, settings),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
     ]
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from sd_scripts.families.wan.family import WAN
 from sd_scripts.families.wan.sampling import sample
 from sd_scripts.families.wan_5b.card import CARD
-from sd_scripts.families.wan_5b.load import LAYOUTS, problems
+from sd_scripts.families.wan_5b.load import LAYOUTS, expected
 from sd_scripts.families.wan_5b.objective import loss, step_inputs
 from sd_scripts.families.wan_5b.vae import LATENTS
 
@@ -25,7 +25,7 @@ FAMILY = replace(
     blocks=replace(WAN.blocks, title=CARD.title),
     latents=LATENTS,
     layouts=LAYOUTS,
-    problems=problems,
+    expected=expected,
     conditions=None,
     step_inputs=step_inputs,
     loss=loss,

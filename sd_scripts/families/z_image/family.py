@@ -6,7 +6,7 @@ from sd_scripts.families.common.encoders.flux_vae import encode_images, latent_l
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
 from sd_scripts.families.common.objective import flow_inputs, flow_metadata
 from sd_scripts.families.z_image.card import CARD
-from sd_scripts.families.z_image.load import BLOCK_LISTS, COMPILED, LAYOUTS, problems
+from sd_scripts.families.z_image.load import BLOCK_LISTS, COMPILED, LAYOUTS, expected
 from sd_scripts.families.z_image.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.z_image.objective import loss
 from sd_scripts.families.z_image.sampling import prompt_captions, sample, sample_batch
@@ -42,9 +42,9 @@ FAMILY = Z_IMAGE = Family(
     ),
     latents=latent_layout("z_image"),
     layouts=LAYOUTS,
-    problems=problems,
+    expected=expected,
+    block_lists=BLOCK_LISTS,
     encode_images=encode_images,
-    place=BLOCK_LISTS.place,
     step_inputs=flow_inputs,
     loss=loss,
     lora=TRANSFORMER,

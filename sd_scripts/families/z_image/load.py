@@ -3,19 +3,16 @@
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.common.encoders.qwen3 import LANGUAGE_LINEAR, QWEN3, config_of, language_layers, qwen3
 from sd_scripts.families.common.layouts import Layout, autoencoder
 from sd_scripts.families.common.placing import BlockLists
-from sd_scripts.families.common.problems import network_problems, width_problems
-from sd_scripts.families.z_image import keys, lora
-from sd_scripts.families.z_image.card import CARD
+from sd_scripts.families.common.problems import Expected, params_of
+from sd_scripts.families.z_image import keys
 from sd_scripts.families.z_image.model import Modulation, ZImageParams, ZImageTransformer
 from sd_scripts.families.z_image.text import LAYERS
-from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(
@@ -23,7 +20,6 @@ BLOCK_LISTS = BlockLists(
     counts=lambda blocks_to_swap: (0, 0, blocks_to_swap),
     few_tokens=Modulation,
 )
-SWAPPED = BlockLists(names={"layers": ""})
 COMPILED = BlockLists(names={"noise_refiner": "", "layers": ""})
 """The blocks that see an image. The refiners of captions, which see a few tokens, would need a graph of their own."""
 LINEAR = re.compile(
@@ -45,16 +41,6 @@ LAYOUTS = {
 }
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
-    """Return problems of components of a different model, and of options that the transformer limits."""
-    transformer: Any = sources[DENOISER].empty
-    params: ZImageParams = transformer.params
-    expected = {
-        TEXT_ENCODER: ("hidden_size", params.text_width, "vectors of {} values"),
-        VAE: ("latent_channels", params.channels // 4, "latents of {} channels"),
-    }
-    return [
-        *width_problems(sources, CARD, expected),
-        *SWAPPED.swap_problems(transformer, settings),
-        *network_problems(sources[DENOISER], lora.TRANSFORMER, settings),
-    ]
+def expected(sources: Mapping[str, WeightSource]) -> Expected:
+    params: ZImageParams = params_of(sources)
+    return {TEXT_ENCODER: ("hidden_size", params.text_width), VAE: ("latent_channels", params.channels // 4)}

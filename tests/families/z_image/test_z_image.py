@@ -22,7 +22,7 @@ from sd_scripts.families.common.encoders.tiny_qwen3 import qwen3_tokenizer, tiny
 from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.z_image.card.memory_facts import BLOCK, MEMORY
 from sd_scripts.families.z_image.keys import UNUSED, part_of, to_diffusers
-from sd_scripts.families.z_image.load import BLOCK_LISTS, LAYOUTS, LINEAR, SWAPPED, TEXT_ENCODER
+from sd_scripts.families.z_image.load import BLOCK_LISTS, LAYOUTS, LINEAR, TEXT_ENCODER
 from sd_scripts.families.z_image.lora import TRANSFORMER
 from sd_scripts.families.z_image.model import ZImageParams, ZImageTransformer, pack
 from sd_scripts.families.z_image.objective import predict
@@ -210,7 +210,7 @@ def test_lora_adapts_attention_and_mlp_of_the_joint_blocks() -> None:
     quantized = [weight for name, weight in model.named_parameters() if LINEAR.fullmatch(name)]
     assert (sum(w.numel() for w in quantized), sum(map(len, quantized))) == MEMORY.quantized[DENOISER]
     assert sum(p.numel() for p in model.layers[0].parameters()) == BLOCK
-    assert SWAPPED.most(30) == BLOCK_LISTS.most(2, 2, 30) == MEMORY.most_swapped == 28
+    assert BLOCK_LISTS.most(2, 2, 30) == MEMORY.most_swapped == 28
 
 
 def test_diffusers_finds_the_module_of_every_layer_in_our_file(components: Components) -> None:
