@@ -16,6 +16,7 @@ from transformers import CLIPTextConfig, CLIPTokenizer, PreTrainedTokenizerBase,
 from sd_scripts.families.cards.family_card import DENOISER, FamilyCard
 from sd_scripts.formats.images.image_folders import find_images
 from sd_scripts.library.diffusion.dit_layers import pack
+from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.library.text.tokenizers import make_clip_tokenizer
 from sd_scripts.testing import demo_images
@@ -157,6 +158,14 @@ def randomize(part: Any, generator: torch.Generator) -> None:
             parameter.zero_()
 
 
+def draw_weights(modules: Mapping[str, nn.Module]) -> torch.Generator:
+    """Draw the weights of all modules, the same at every call; return the generator."""
+    generator = torch.Generator().manual_seed(0)
+    for module in modules.values():
+        randomize(module, generator)
+    return generator
+
+
 @torch.no_grad()
 def calibrate(vae: Any) -> Tensor:
     """Give the latents of the drawn images mean 0, deviation 1 and a narrow distribution; return them, shifted and
@@ -230,6 +239,29 @@ def input_of(layer: nn.Module, run: Callable[[], object]) -> Tensor:
     run()
     hook.remove()
     return features[0]
+
+
+def fit_denoiser(
+    last: nn.Linear,
+    attention_outputs: Sequence[Tensor],
+    latents: Tensor,
+    generator: torch.Generator,
+    run: Callable[[Tensor, Tensor], object],
+    *,
+    shift: float = 1.0,
+    tokens_of: Callable[[Tensor], Tensor] = pack,
+    strength: float = DISTURBANCE,
+) -> None:
+    """Fit the last layer of a transformer to random features, computed without attention. Attention, which LoRA adapts,
+    then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
+
+    `run` calls the transformer with noisy latents and timesteps (B,), which are shifted by `shift`; `attention_outputs`
+    and `strength` as in without_attention, `tokens_of` as in fit_velocity.
+    """
+    with without_attention(attention_outputs, generator, strength):
+        noise = torch.randn(latents.shape, generator=generator)
+        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), shift)
+        fit_velocity(last, latents, noise, times, lambda noisy: run(noisy, times), tokens_of)
 
 
 def fit_velocity(

@@ -1,8 +1,4 @@
-"""Anima in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
-
-Latents have the mean and variance of Qwen-Image's, and the last layer is fitted to random features, computed without
-attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
-"""
+"""Anima in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -26,12 +22,11 @@ from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     CONDITIONING,
     Miniature,
-    fit_velocity,
+    draw_weights,
+    fit_denoiser,
     input_of,
-    randomize,
     states_of,
     t5_tokenizer,
-    without_attention,
 )
 
 PARAMS = AnimaParams(
@@ -53,18 +48,12 @@ def write_miniature(folder: Path) -> Miniature:
     return made
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as Anima's are, so it needs the same number of compiled graphs."""
-
-
 @torch.no_grad()
 def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer, vae = AnimaTransformer(PARAMS), AutoencoderKLQwenImage(**AUTOENCODER)
     modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(normed=True, **tiny_config(vocabulary, 2)), VAE: vae}
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     _weaken_conditioning(transformer)
     _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
@@ -85,17 +74,15 @@ def _weaken_conditioning(transformer: AnimaTransformer) -> None:
 
 
 def _fit(transformer: AnimaTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
     blocks: Any = transformer.blocks
     outputs = [part.output_proj.weight for block in blocks for part in (block.self_attn, block.cross_attn)]
-    with without_attention(outputs, generator):
-        noise = torch.randn(latents.shape, generator=generator)
-        times = torch.sigmoid(torch.randn(len(latents), generator=generator))
-        text = torch.zeros(len(latents), 8, PARAMS.text_width)
+    text = torch.zeros(len(latents), 8, PARAMS.text_width)
 
-        def tokens(latents: Tensor) -> Tensor:
-            """Pack with the channels last, as the last layer's output has them."""
-            return pack(latents).unflatten(-1, (PARAMS.channels, -1)).transpose(-1, -2).flatten(-2)
+    def run(noisy: Tensor, times: Tensor) -> object:
+        return transformer(noisy, times, text)
 
-        last = transformer.final_layer.linear
-        fit_velocity(last, latents, noise, times, lambda x: transformer(x, times, text), tokens)
+    def tokens(latents: Tensor) -> Tensor:
+        """Pack with the channels last, as the last layer's output has them."""
+        return pack(latents).unflatten(-1, (PARAMS.channels, -1)).transpose(-1, -2).flatten(-2)
+
+    fit_denoiser(transformer.final_layer.linear, outputs, latents, generator, run, tokens_of=tokens)

@@ -23,7 +23,7 @@ from sd_scripts.testing.miniature import (
     T5_WIDTH,
     Miniature,
     calibrate,
-    randomize,
+    draw_weights,
     states_of,
     t5_tokenizer,
 )
@@ -50,19 +50,13 @@ def in_files(states: Mapping[str, State]) -> dict[str, State]:
     return {name: LAYOUTS[name].write(state) for name, state in states.items()}
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as Chroma's are, so it needs the same number of compiled graphs."""
-
-
 @torch.no_grad()
 def tiny_modules() -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer = ChromaTransformer(SHAPE)
     vae = AutoencoderKL(latent_channels=16, **flux_vae.CONFIG, **AUTOENCODER)
     modules = {DENOISER: transformer, T5XXL: T5EncoderModel(t5_config(T5_ROWS)), VAE: vae}
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     last = transformer.distilled_guidance_layer.out_proj
     last.weight.mul_(CONDITIONING)
     last.bias.fill_(0.5)  # each block adds half of its output

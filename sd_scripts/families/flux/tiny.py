@@ -30,8 +30,8 @@ from sd_scripts.testing.miniature import (
     calibrate,
     clip_config,
     clip_tokenizer,
+    draw_weights,
     fit_velocity,
-    randomize,
     states_of,
     t5_sizes,
     t5_tokenizer,
@@ -65,10 +65,6 @@ def in_files(states: Mapping[str, State]) -> dict[str, State]:
     return {name: LAYOUTS[name].write(state) for name, state in states.items()}
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as FLUX.1's are, so it needs the same number of compiled graphs."""
-
-
 def t5_config(rows: int) -> T5Config:
     """Return the sizes of a T5 whose embedding has this many rows."""
     return T5Config(**t5_sizes(rows), tie_word_embeddings=False)
@@ -85,9 +81,7 @@ def tiny_modules(clip_vocabulary: int, shape: FluxParams = SHAPE) -> dict[str, n
         "text_encoder1": CLIPTextModel(clip_config(clip_vocabulary, CLIP_WIDTH, "quick_gelu")),
         "text_encoder2": T5EncoderModel(t5_config(T5_ROWS)),
     }
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     modulations = [module.lin for module in transformer.modules() if isinstance(module, Modulation)]
     weaken_conditioning(modulations, transformer.get_submodule("final_layer.adaLN_modulation.1"))  # type: ignore[arg-type]
     fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)

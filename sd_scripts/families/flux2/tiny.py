@@ -1,8 +1,4 @@
-"""FLUX.2 klein in miniature: files of the real layout with tiny widths and random weights, for the demo and tests.
-
-Latents are normalised, and the last layer is fitted to random features, computed without attention. Attention, which
-LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
-"""
+"""FLUX.2 klein in miniature: files of the real layout with tiny widths and random weights, for the demo and tests."""
 
 import math
 from pathlib import Path
@@ -21,18 +17,16 @@ from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer, Modul
 from sd_scripts.families.flux2.text import LAYERS
 from sd_scripts.families.flux2.vae import make_vae
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, timestep_embedding
-from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
     CONDITIONING,
     Miniature,
-    fit_velocity,
+    draw_weights,
+    fit_denoiser,
     images,
-    randomize,
     states_of,
     with_controls,
-    without_attention,
 )
 
 PARAMS = Flux2Params(
@@ -55,19 +49,13 @@ def write_miniature(folder: Path) -> Miniature:
     return with_controls(miniature.write_miniature(CARD, folder, (tokenizer,), in_files), CARD.name, folder)
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as FLUX.2's are, so it needs the same number of compiled graphs."""
-
-
 @torch.no_grad()
 def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer = Flux2Transformer(PARAMS)
     vae = make_vae(latent_channels=PARAMS.channels // 4, **AUTOENCODER)
     modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**tiny_config(vocabulary, LAYERS[-1])), VAE: vae}
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     _weaken_conditioning(transformer)
     _fit(transformer, _calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
@@ -97,19 +85,16 @@ def _calibrate(vae: Any) -> Tensor:
 
 
 def _fit(transformer: Flux2Transformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
     outputs: list[Tensor] = [block.img_attn.proj.weight for block in transformer.double_blocks]  # type: ignore[union-attr, misc]
     outputs += [block.linear2.weight[:, : PARAMS.width] for block in transformer.single_blocks]  # type: ignore[index, union-attr]
-    with without_attention(outputs, generator):
-        noise = torch.randn(latents.shape, generator=generator)
-        grid = latents.shape[-2], latents.shape[-1]
-        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), shift_of(math.prod(grid)))
-        text = torch.zeros(len(latents), 8, PARAMS.text_width)
+    grid = latents.shape[-2], latents.shape[-1]
+    text = torch.zeros(len(latents), 8, PARAMS.text_width)
 
-        def tokens(cells: Tensor) -> Tensor:
-            return cells.flatten(2).transpose(1, 2)
+    def tokens(cells: Tensor) -> Tensor:
+        return cells.flatten(2).transpose(1, 2)
 
-        def run(noisy: Tensor) -> object:
-            return transformer(tokens(noisy), text, times, grid)
+    def run(noisy: Tensor, times: Tensor) -> object:
+        return transformer(tokens(noisy), text, times, grid)
 
-        fit_velocity(transformer.final_layer.linear, latents, noise, times, run, tokens)
+    last = transformer.final_layer.linear
+    fit_denoiser(last, outputs, latents, generator, run, shift=shift_of(math.prod(grid)), tokens_of=tokens)

@@ -10,6 +10,3 @@ from sd_scripts.testing.miniature import Miniature, with_controls
 def write_miniature(folder: Path) -> Miniature:
     """Create the model's files, tokenizers next to them, captioned images, and their control images."""
     return with_controls(tiny.write_miniature(folder), CARD.name, folder)
-
-
-write_narrow = write_miniature

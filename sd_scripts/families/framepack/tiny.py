@@ -9,13 +9,13 @@ from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.tiny_hunyuan_vae import AUTOENCODER, calibrate_clips
-from sd_scripts.families.common.encoders.tiny_llama import WIDTH, llama_tokenizer, tiny_encoders
+from sd_scripts.families.common.encoders.tiny_llama import llama_tokenizer, tiny_encoders
 from sd_scripts.families.framepack.card import CARD
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.load import IMAGE_ENCODER
 from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer, Modulation, RefinerBlock
 from sd_scripts.families.framepack.sections import single_frame
-from sd_scripts.library.diffusion.flow_timesteps import shifted
+from sd_scripts.families.hunyuan_video import tiny as hunyuan_video
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
@@ -23,11 +23,10 @@ from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     Miniature,
     clip_tokenizer,
-    fit_velocity,
-    randomize,
+    draw_weights,
+    fit_denoiser,
     states_of,
     weaken_conditioning,
-    without_attention,
 )
 
 SIGLIP: dict[str, Any] = {
@@ -39,18 +38,8 @@ SIGLIP: dict[str, Any] = {
     "patch_size": 14,
     "hidden_act": "gelu_pytorch_tanh",
 }
-PARAMS = FramePackParams(
-    width=64,
-    heads=2,
-    mlp_width=256,
-    text_width=WIDTH,
-    pooled_width=WIDTH,
-    refiner_blocks=1,
-    double_blocks=3,
-    single_blocks=4,
-    image_width=SIGLIP["hidden_size"],
-)
-SHIFT, GUIDANCE = 3.0, 1.0
+PARAMS = FramePackParams(**vars(hunyuan_video.PARAMS) | {"image_width": SIGLIP["hidden_size"]})
+SHIFT = 3.0
 
 
 def write_miniature(folder: Path) -> Miniature:
@@ -59,46 +48,36 @@ def write_miniature(folder: Path) -> Miniature:
     return miniature.write_miniature(CARD, folder, (llama, clip), states_of(tiny_modules(len(llama), len(clip))))
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as FramePack's are, so it needs the same number of compiled graphs."""
-
-
 @torch.no_grad()
 def tiny_modules(vocabulary: int, clip_vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
-    transformer, siglip = FramePackTransformer(PARAMS), SiglipVisionModel(SiglipVisionConfig(**SIGLIP))
+    transformer, vae = FramePackTransformer(PARAMS), AutoencoderKLHunyuanVideo(**AUTOENCODER)
     modules = {
         DENOISER: transformer,
         **tiny_encoders(vocabulary, clip_vocabulary),
-        IMAGE_ENCODER: siglip,
-        VAE: AutoencoderKLHunyuanVideo(**AUTOENCODER),
+        IMAGE_ENCODER: SiglipVisionModel(SiglipVisionConfig(**SIGLIP)),
+        VAE: vae,
     }
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     refiners = {block.norm_out for block in transformer.modules() if isinstance(block, RefinerBlock)}
     modulations = [m.linear for m in transformer.modules() if isinstance(m, Modulation) and m not in refiners]
     weaken_conditioning(modulations, transformer.norm_out.linear)
-    _fit(transformer, calibrate_clips(modules[VAE]).repeat(4, 1, 1, 1), generator)
+    _fit(transformer, calibrate_clips(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
 def _fit(transformer: FramePackTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer to predict the velocity of single frames without attention, which disturbs it afterwards."""
+    """Fit the last layer to single frames."""
     double: Any = transformer.transformer_blocks
     single: Any = transformer.single_transformer_blocks
     outputs = [block.attn.to_out[0].weight for block in double]
-    outputs += [block.proj_out.weight[:, : transformer.params.width] for block in single]
+    outputs += [block.proj_out.weight[:, : PARAMS.width] for block in single]
     section = single_frame(Settings(script_for(CARD.name, "lora"), {})[FramePackOptions], torch.device("cpu"))
-    with without_attention(outputs, generator):
-        noise = torch.randn(latents.shape, generator=generator)
-        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), SHIFT)
-        text, image = torch.zeros(len(latents), 8, WIDTH), torch.zeros(len(latents), 4, PARAMS.image_width)
-        pooled = torch.randn(len(latents), WIDTH, generator=generator)
-        guidance = torch.full((len(latents),), GUIDANCE)
+    image = torch.zeros(len(latents), 4, PARAMS.image_width)
 
-        def run(noisy: Tensor) -> object:
-            predicted, known = section.split(noisy[:, :, None])
-            return transformer(predicted, section.places, known, text, pooled, image, times, guidance)
+    def run(noisy: Tensor, times: Tensor) -> object:
+        predicted, known = section.split(noisy[:, :, None])
+        text, pooled, t, guidance = hunyuan_video.vectors(len(noisy), times, generator)
+        return transformer(predicted, section.places, known, text, pooled, image, t, guidance)
 
-        fit_velocity(transformer.proj_out, latents, noise, times, run)
+    fit_denoiser(transformer.proj_out, outputs, latents, generator, run, shift=SHIFT)

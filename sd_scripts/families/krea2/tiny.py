@@ -1,8 +1,4 @@
-"""Krea 2 in miniature: files of the real layout with tiny widths and random weights, for the demo and tests.
-
-Latents have the mean and variance of Qwen-Image's, and the last layer is fitted to random features, computed without
-attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
-"""
+"""Krea 2 in miniature: files of the real layout with tiny widths and random weights, for the demo and tests."""
 
 import math
 from pathlib import Path
@@ -21,16 +17,14 @@ from sd_scripts.families.krea2.load import ROPE_THETA, TEXT_ENCODER
 from sd_scripts.families.krea2.model import Krea2Params, Krea2Transformer, Table
 from sd_scripts.families.krea2.text import LAYERS
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
-from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     CONDITIONING,
     Miniature,
-    fit_velocity,
-    randomize,
+    draw_weights,
+    fit_denoiser,
     states_of,
-    without_attention,
 )
 
 PARAMS = Krea2Params(
@@ -64,10 +58,6 @@ def write_miniature(folder: Path) -> Miniature:
     return miniature.write_miniature(CARD, folder, (tokenizer,), states_of(tiny_modules(len(tokenizer))))
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as Krea 2's are, so it needs the same number of compiled graphs."""
-
-
 @torch.no_grad()
 def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call; the text encoder with its vision tower and a
@@ -75,10 +65,8 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     language = tiny_config(vocabulary, LAYERS[-1] + 1, ROPE_THETA)
     encoder = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=language, vision_config=VISION))
     transformer, vae = Krea2Transformer(PARAMS), AutoencoderKLQwenImage(**AUTOENCODER)
-    generator = torch.Generator().manual_seed(0)
     modules = {DENOISER: transformer, TEXT_ENCODER: encoder, VAE: vae}
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     _weaken_conditioning(transformer)
     _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
@@ -96,15 +84,12 @@ def _weaken_conditioning(transformer: Krea2Transformer) -> None:
 
 
 def _fit(transformer: Krea2Transformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
-    outputs = [block.attn.wo.weight for block in transformer.blocks]  # type: ignore[union-attr]
-    with without_attention(outputs, generator):  # type: ignore[arg-type]
-        noise = torch.randn(latents.shape, generator=generator)
-        grid = grid_of(latents)
-        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), krea2_shift(math.prod(grid)))
-        text = torch.zeros(len(latents), 8, PARAMS.text_states, PARAMS.text_width)
+    blocks: Any = transformer.blocks
+    outputs = [block.attn.wo.weight for block in blocks]
+    grid = grid_of(latents)
+    text = torch.zeros(len(latents), 8, PARAMS.text_states, PARAMS.text_width)
 
-        def run(noisy: Tensor) -> object:
-            return transformer(pack(noisy), text, times, grid)
+    def run(noisy: Tensor, times: Tensor) -> object:
+        return transformer(pack(noisy), text, times, grid)
 
-        fit_velocity(transformer.last.linear, latents, noise, times, run)
+    fit_denoiser(transformer.last.linear, outputs, latents, generator, run, shift=krea2_shift(math.prod(grid)))

@@ -1,8 +1,4 @@
-"""Qwen-Image in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
-
-Latents have the mean and variance of Qwen-Image's, and the last layer is fitted to random features, computed without
-attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
-"""
+"""Qwen-Image in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests."""
 
 import math
 import re
@@ -21,19 +17,17 @@ from sd_scripts.families.qwen_image.card.timesteps import qwen_shift
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
 from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
-from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     Miniature,
     caption_words,
-    fit_velocity,
+    draw_weights,
+    fit_denoiser,
     letter_merges,
-    randomize,
     states_of,
     weaken_conditioning,
-    without_attention,
 )
 
 TEXT_WIDTH = keys.HEAD_WIDTH
@@ -62,10 +56,6 @@ def write_miniature(folder: Path) -> Miniature:
     return miniature.write_miniature(CARD, folder, (tokenizer,), states_of(tiny_modules(len(tokenizer))))
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as Qwen-Image's are, so it needs the same number of compiled graphs."""
-
-
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Make a byte-level tokenizer like Qwen's that merges the letters of each word of captions and of the text around
     them one by one."""
@@ -80,9 +70,7 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     transformer, vae = QwenImageTransformer(PARAMS), AutoencoderKLQwenImage(**AUTOENCODER)
     encoder = Qwen2_5_VLForConditionalGeneration(config)
     modules = {DENOISER: transformer, "text_encoder1": encoder, VAE: vae}
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     modulations: Any = [module[1] for module in transformer.modules() if isinstance(module, Modulation)]
     weaken_conditioning(modulations, transformer.norm_out.linear)
     _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
@@ -100,15 +88,12 @@ def _language(vocabulary: int) -> dict[str, Any]:
 
 
 def _fit(transformer: QwenImageTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
-    attention_outputs = [block.attn.to_out[0].weight for block in transformer.transformer_blocks]  # type: ignore[union-attr, index]
-    with without_attention(attention_outputs, generator):
-        noise = torch.randn(latents.shape, generator=generator)
-        grid = grid_of(latents)
-        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), qwen_shift(math.prod(grid)))
-        text = torch.zeros(len(latents), 8, TEXT_WIDTH)
+    blocks: Any = transformer.transformer_blocks
+    outputs = [block.attn.to_out[0].weight for block in blocks]
+    grid = grid_of(latents)
+    text = torch.zeros(len(latents), 8, TEXT_WIDTH)
 
-        def run(noisy: Tensor) -> object:
-            return transformer(pack(noisy), text, times, grid)
+    def run(noisy: Tensor, times: Tensor) -> object:
+        return transformer(pack(noisy), text, times, grid)
 
-        fit_velocity(transformer.proj_out, latents, noise, times, run)
+    fit_denoiser(transformer.proj_out, outputs, latents, generator, run, shift=qwen_shift(math.prod(grid)))

@@ -44,6 +44,3 @@ def write_miniature(folder: Path) -> Miniature:
     modules[TEXT_ENCODER] = tiny_encoder(modules[TEXT_ENCODER])  # type: ignore[arg-type]
     made = miniature.write_miniature(qwen_image.CARD, folder, (tokenizer,), states_of(modules))
     return with_controls(made, CARD.name, folder)
-
-
-write_narrow = write_miniature

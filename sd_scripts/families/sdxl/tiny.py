@@ -27,9 +27,9 @@ from sd_scripts.testing.miniature import (
     calibrate,
     clip_config,
     clip_tokenizer,
+    draw_weights,
     input_of,
     least_squares,
-    randomize,
     without_attention,
 )
 
@@ -84,9 +84,7 @@ def tiny_modules(vocabulary: int, config: Mapping[str, Any] = UNET) -> dict[str,
         "text_encoder1": CLIPTextModel(clip_config(vocabulary, TEXT_WIDTHS[0], "quick_gelu")),
         "text_encoder2": CLIPTextModelWithProjection(clip_config(vocabulary, TEXT_WIDTHS[1], "gelu")),
     }
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     latents = calibrate(vae)
     attention_outputs = [m.proj_out.weight for m in unet.modules() if isinstance(m, Transformer2DModel)]
     with without_attention(attention_outputs, generator):

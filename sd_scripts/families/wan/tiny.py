@@ -1,8 +1,4 @@
-"""Wan in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
-
-Latents have the mean and variance of Wan's, and the last layer is fitted to random features, computed without
-attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
-"""
+"""Wan in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -17,19 +13,17 @@ from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import IMAGE_ENCODER
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.library.diffusion.dit_layers import pack_clip
-from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     T5_WIDTH,
     Miniature,
-    fit_velocity,
-    randomize,
+    draw_weights,
+    fit_denoiser,
     states_of,
     t5_sizes,
     t5_tokenizer,
     weaken_conditioning,
-    without_attention,
 )
 
 PARAMS = WanParams(
@@ -55,10 +49,6 @@ def write_miniature(folder: Path, params: WanParams = PARAMS, autoencoder: dict[
     return miniature.write_miniature(CARD, folder, (tokenizer,), states_of(modules))
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as Wan's are, so it needs the same number of compiled graphs."""
-
-
 @torch.no_grad()
 def tiny_modules(
     vocabulary: int, params: WanParams = PARAMS, autoencoder: dict[str, Any] = AUTOENCODER
@@ -67,11 +57,9 @@ def tiny_modules(
     config = UMT5Config(**t5_sizes(vocabulary, params.text_width))
     transformer, vae = WanTransformer(params), AutoencoderKLWan(**autoencoder)
     modules: dict[str, nn.Module] = {DENOISER: transformer, "text_encoder1": UMT5EncoderModel(config), VAE: vae}
-    generator = torch.Generator().manual_seed(0)
     if params.image_width:
         modules[IMAGE_ENCODER] = CLIPVisionModel(_image_config(params.image_width))
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     weaken_conditioning([transformer.time_projection[1]], transformer.time_embedding[2])  # type: ignore[list-item, arg-type]
     for block in transformer.blocks:
         block.cross_attn.o.weight.mul_(TEXT)  # type: ignore[union-attr, operator]
@@ -81,36 +69,25 @@ def tiny_modules(
 
 def _image_config(width: int) -> CLIPVisionConfig:
     return CLIPVisionConfig(
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        image_size=28,
-        patch_size=14,
-        hidden_act="gelu",
+        **{"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "num_attention_heads": 1},
+        **{"image_size": 28, "patch_size": 14, "hidden_act": "gelu"},
     )
 
 
 def _fit(transformer: WanTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
-    attention_outputs = [block.self_attn.o.weight for block in transformer.blocks]  # type: ignore[union-attr]
-    with without_attention(attention_outputs, generator, DISTURBANCE):  # type: ignore[arg-type]
-        noise = torch.randn(latents.shape, generator=generator)
-        drawn = torch.sigmoid(torch.randn(len(latents), generator=generator))
-        times = shifted(drawn, SHIFT)
-        text = torch.zeros(len(latents), 8, T5_WIDTH)
-        params = transformer.params
-        unknown = latents.new_zeros(len(latents), params.in_channels - params.channels, *latents.shape[2:])
-        tokens = params.image_tokens or 1
-        features = torch.zeros(len(latents), tokens, params.image_width) if params.image_width else None
+    blocks: Any = transformer.blocks
+    outputs = [block.self_attn.o.weight for block in blocks]
+    params, count = transformer.params, len(latents)
+    text = torch.zeros(count, 8, T5_WIDTH)
+    unknown = latents.new_zeros(count, params.in_channels - params.channels, *latents.shape[2:])
+    features = torch.zeros(count, params.image_tokens or 1, params.image_width) if params.image_width else None
 
-        def run(noisy: Tensor) -> object:
-            return transformer(torch.cat((noisy, unknown), dim=1), text, times, features)
+    def run(noisy: Tensor, times: Tensor) -> object:
+        return transformer(torch.cat((noisy, unknown), dim=1), text, times, features)
 
-        fit_velocity(transformer.head.head, latents, noise, times, run, _tokens)
+    def tokens(latents: Tensor) -> Tensor:
+        """(B, C, f, h, w) -> (B, N, 4C), channels last in each token, as the last layer writes them."""
+        return pack_clip(latents).unflatten(-1, (params.channels, -1)).transpose(-1, -2).flatten(-2)
 
-
-def _tokens(latents: Tensor) -> Tensor:
-    """(B, C, f, h, w) -> (B, N, 4C), channels last in each token, as the last layer writes them."""
-    channels = latents.shape[1]
-    return pack_clip(latents).unflatten(-1, (channels, -1)).transpose(-1, -2).flatten(-2)
+    last = transformer.head.head
+    fit_denoiser(last, outputs, latents, generator, run, shift=SHIFT, tokens_of=tokens, strength=DISTURBANCE)

@@ -1,8 +1,4 @@
-"""Z-Image in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
-
-The last layer is fitted to random features, computed without attention. Attention, which LoRA adapts, then disturbs a
-fair denoiser, so that the loss falls within a few dozen steps.
-"""
+"""Z-Image in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -19,17 +15,15 @@ from sd_scripts.families.z_image.card import CARD
 from sd_scripts.families.z_image.load import LAYOUTS, TEXT_ENCODER
 from sd_scripts.families.z_image.model import Modulation, ZImageParams, ZImageTransformer, pack
 from sd_scripts.library.diffusion.dit_layers import grid_of
-from sd_scripts.library.diffusion.flow_timesteps import shifted
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
     AUTOENCODER,
     CONDITIONING,
     Miniature,
     calibrate,
-    fit_velocity,
-    randomize,
+    draw_weights,
+    fit_denoiser,
     states_of,
-    without_attention,
 )
 
 PARAMS = ZImageParams(
@@ -54,19 +48,13 @@ def write_miniature(folder: Path) -> Miniature:
     return miniature.write_miniature(CARD, folder, (tokenizer,), in_files)
 
 
-write_narrow = write_miniature
-"""Its blocks are equal, as Z-Image's are, so it needs the same number of compiled graphs."""
-
-
 @torch.no_grad()
 def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
     """Return all components with random weights, the same at every call."""
     transformer = ZImageTransformer(PARAMS)
     vae = AutoencoderKL(latent_channels=16, **flux_vae.CONFIG, **AUTOENCODER)
     modules = {DENOISER: transformer, TEXT_ENCODER: qwen3(**tiny_config(vocabulary, LAYERS)), VAE: vae}
-    generator = torch.Generator().manual_seed(0)
-    for module in modules.values():
-        randomize(module, generator)
+    generator = draw_weights(modules)
     modulations = [module for module in transformer.modules() if isinstance(module, Modulation)]
     linears: list[Any] = [module[0] for module in modulations]
     for linear in linears:
@@ -78,14 +66,14 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
 
 
 def _fit(transformer: ZImageTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Fit the last layer to predict the velocity without attention, which disturbs it afterwards."""
-    outputs = [block.attention.to_out[0].weight for block in transformer.layers]  # type: ignore[union-attr, index]
-    with without_attention(outputs, generator):
-        noise = torch.randn(latents.shape, generator=generator)
-        times = shifted(torch.sigmoid(torch.randn(len(latents), generator=generator)), SHIFT)
-        text = torch.zeros(len(latents), 8, PARAMS.text_width)
+    layers: Any = transformer.layers
+    outputs = [block.attention.to_out[0].weight for block in layers]
+    text = torch.zeros(len(latents), 8, PARAMS.text_width)
 
-        def run(noisy: Tensor) -> object:
-            return transformer(pack(noisy), text, times, grid_of(latents))
+    def run(noisy: Tensor, times: Tensor) -> object:
+        return transformer(pack(noisy), text, times, grid_of(latents))
 
-        fit_velocity(transformer.last_layer.linear, latents, noise, times, run, lambda velocity: -pack(velocity))
+    def tokens(velocity: Tensor) -> Tensor:
+        return -pack(velocity)
+
+    fit_denoiser(transformer.last_layer.linear, outputs, latents, generator, run, shift=SHIFT, tokens_of=tokens)
