@@ -1,19 +1,17 @@
 """Sample Anima images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.families.anima.model import AnimaTransformer
 from sd_scripts.families.anima.objective import predict
-from sd_scripts.families.anima.text import IDS
-from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
-from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow, velocity_of_batch
+from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
@@ -28,23 +26,16 @@ def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, as sample_flow does. Both captions are read together."""
-    prompt, images = prompts[0], len(prompts)
+    prompt = prompts[0]
     transformer = cast(AnimaTransformer, components.denoiser)
 
     def velocity_of(_: list[Tensor]) -> Velocity:
-        given = {name: each.to(transformer.device).repeat_interleave(images, 0) for name, each in text.items()}
-
-        def velocity(latents: Tensor, t: Tensor) -> Tensor:
-            noisy = latents.repeat(len(given[IDS]) // images, 1, 1, 1)
-            return apply_guidance(predict(transformer, noisy, t.expand(len(noisy)), given), prompt.scale, images)
-
-        return velocity
+        return velocity_of_batch(partial(predict, transformer), text, transformer.device, prompt.scale, len(prompts))
 
     return sample_flow(
         components,
         prompts,
-        card_of(settings.script.family),
-        control_rules(settings.values().get),
+        settings,
         encode=encode_images,
         decode=decode_images,
         sigmas_of=lambda noise: sampling_sigmas(prompt.steps, prompt.flow_shift or SHIFT),

@@ -1,6 +1,7 @@
-"""Sample by flow matching with Euler steps, without changing the training's RNG state."""
+"""Sample images and clips by flow matching, without changing the training's RNG state."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import cast
@@ -8,14 +9,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sd_scripts.data.sources.controls import ControlRules
-from sd_scripts.families.cards.family_card import FamilyCard
+from sd_scripts.data.plan.blueprint import control_rules
+from sd_scripts.data.plan.buckets import Extent
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.sampling import (
     apply_guidance,
     batch_noise,
     control_pixels,
     eval_mode,
+    frame_of,
+    length_of,
     make_generator,
     offer_preview,
     on_device,
@@ -24,10 +28,13 @@ from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.flow_solvers import Solver
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, size_of
+from sd_scripts.settings.settings import Settings
 
 LATENT = 8
 """Pixels along a side of one latent."""
 CHANNELS = 16
+PREVIEWED = 2
+"""Latent frames of a clip that a preview decodes."""
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """Latents (B, 16, h, w) and one timestep -> the velocity that guidance makes of all captions, (B, 16, h, w)."""
@@ -37,8 +44,7 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 def sample_flow(
     components: Components,
     prompts: Sequence[SamplePrompt],
-    card: FamilyCard,
-    rules: ControlRules,
+    settings: Settings,
     *,
     encode: Callable[[Components, Tensor], Tensor],
     decode: Callable[[Components, Tensor], Tensor],
@@ -50,12 +56,11 @@ def sample_flow(
     """Generate images that differ in their seeds alone, with the current model and its LoRA, on the denoiser's device.
 
     The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device, and decodes one image
-    after the other. A seed gives the same noise on every device. `rules`: how control images are
-    resized. `encode` and `decode`: pixels and latents of the VAE;
+    after the other. A seed gives the same noise on every device. `encode` and `decode`: pixels and latents of the VAE;
     `sigmas_of`: noise -> where the steps begin and the last ends; `velocity_of`: latents of the control images, each
     (1, 16, h, w) -> what predicts the velocity. `channels` of the latents, and `pixels` along a side of one.
     """
-    prompt = prompts[0]
+    prompt, card = prompts[0], card_of(settings.script.family)
     height, width = size_of(prompt, card.side_multiple)
     device = cast(BlockTransformer, components.denoiser).device
 
@@ -68,13 +73,108 @@ def sample_flow(
         controls: list[Tensor] = []
         if CONTROLS.works_with(card.capabilities):
             with on_device(components.vae, device):
-                images = control_pixels(prompt, (width, height), rules)
+                images = control_pixels(prompt, (width, height), control_rules(settings.values().get))
                 controls = [encode(components, each) for each in images]
         generators = [make_generator(each.seed) for each in prompts]
         noise = batch_noise(generators, channels, height // pixels, width // pixels).to(device)
         latents = euler_steps(noise, sigmas_of(noise), velocity_of(controls), decoded)
         with on_device(components.vae, device):
             return [Media.of(decoded(each)) for each in latents.split(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipVAE:
+    """How a VAE makes latents of clips (B, C, f, h, w), normalised, and frames (B, 3, F, H, W) of them."""
+
+    shape: Callable[[Extent], tuple[int, ...]]
+    """Shape (C, f, h, w) of the latents of one clip."""
+    encode: Callable[[Components, Tensor], Tensor]
+    decode: Callable[[Components, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipSample:
+    """A clip, or an image, that is generated, and how its parts are encoded and decoded."""
+
+    components: Components
+    settings: Settings
+    extent: Extent
+    fps: float
+    vae: ClipVAE
+    generator: torch.Generator
+
+    @property
+    def device(self) -> torch.device:
+        return cast(BlockTransformer, self.components.denoiser).device
+
+    def noise(self, latent_frames: int | None = None) -> Tensor:
+        """Return noise (1, C, f, h, w) for the clip or a part of it, the same on every device for a seed."""
+        channels, frames, *sides = self.vae.shape(self.extent)
+        shape = (1, channels, latent_frames or frames, *sides)
+        return torch.randn(shape, generator=self.generator).to(self.device)
+
+    def encoded(self, pixels: Tensor) -> Tensor:
+        with on_device(self.components.vae, self.device):
+            return self.vae.encode(self.components, pixels)
+
+    def image(self, name: str) -> Tensor:
+        """Return the latents (1, C, 1, h, w) of an image file. Raises ValueError if it cannot be read."""
+        return self.encoded(frame_of(name, self.extent.size, self.settings))
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return the frames (3, F, H, W) in 0..1."""
+        with on_device(self.components.vae, self.device):
+            return self.vae.decode(self.components, latents)[0]
+
+    def preview(self, latents: Tensor) -> Tensor:
+        """Return the first frames of latents: a clip takes long to decode."""
+        return self.decoded(latents[:, :, :PREVIEWED])
+
+
+@torch.no_grad()
+def sample_clip(
+    components: Components,
+    prompt: SamplePrompt,
+    settings: Settings,
+    vae: ClipVAE,
+    generate: Callable[[ClipSample], Tensor],
+) -> Media:
+    """Generate a clip, or an image, with the current model and its LoRA, on the denoiser's device; `generate` returns
+    its latents.
+
+    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device.
+    """
+    card = card_of(settings.script.family)
+    height, width = size_of(prompt, card.side_multiple)
+    frames, fps = length_of(prompt, card, settings)
+    clip = ClipSample(
+        components=components,
+        settings=settings,
+        extent=Extent(width, height, frames),
+        fps=fps,
+        vae=vae,
+        generator=make_generator(prompt.seed),
+    )
+    with eval_mode([components.denoiser, components.vae]):
+        return Media.of(clip.decoded(generate(clip)), fps)
+
+
+def velocity_of_batch(
+    predict: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor],
+    text: Mapping[str, Tensor],
+    device: torch.device,
+    scale: float,
+    images: int,
+) -> Velocity:
+    """Return the velocity of a number of images of one prompt, whose captions are read together."""
+    captions = len(next(iter(text.values())))
+    outputs = {name: each.to(device).repeat_interleave(images, 0) for name, each in text.items()}
+
+    def velocity(latents: Tensor, t: Tensor) -> Tensor:
+        noisy = latents.repeat(captions, 1, 1, 1)
+        return apply_guidance(predict(noisy, t.expand(len(noisy)), outputs), scale, images)
+
+    return velocity
 
 
 def velocity_of_captions(

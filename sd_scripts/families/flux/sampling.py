@@ -6,12 +6,10 @@ from typing import cast
 
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.families.cards.noise_levels import shift_of
-from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
-from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow, velocity_of_batch
+from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.flux.card.options import FluxModelOptions
 from sd_scripts.families.flux.model import FluxTransformer
@@ -54,31 +52,22 @@ def sample_predictions(
 ) -> list[Media]:
     """Generate images of what a transformer predicts; `shifts`: more steps at high noise for larger images."""
     prompt = prompts[0]
-    images = len(prompts)
-    captions = len(text["t5_out"])
     flux = cast(FluxTransformer, components.denoiser)
 
     def sigmas_of(noise: Tensor) -> Tensor:
         rows, columns = grid_of(noise)
         return sampling_sigmas(prompt.steps, shift_of(rows * columns) if shifts else 1.0)
 
-    def velocity_of(control_latents: list[Tensor]) -> Velocity:
-        outputs = {name: each.to(flux.device).repeat_interleave(images, 0) for name, each in text.items()}
-        controls = [each.expand(captions * images, -1, -1, -1) for each in control_latents]
+    def velocity_of(controls: list[Tensor]) -> Velocity:
+        def predict_all(noisy: Tensor, at: Tensor, outputs: dict[str, Tensor]) -> Tensor:
+            return predicted(noisy, at, outputs, [each.expand(len(noisy), -1, -1, -1) for each in controls])
 
-        def velocity(latents: Tensor, t: Tensor) -> Tensor:
-            noisy = latents.repeat(captions, 1, 1, 1)
-            return apply_guidance(
-                predicted(noisy, t.expand(captions * images), outputs, controls), prompt.scale, images
-            )
-
-        return velocity
+        return velocity_of_batch(predict_all, text, flux.device, prompt.scale, len(prompts))
 
     return sample_flow(
         components,
         prompts,
-        card_of(settings.script.family),
-        control_rules(settings.values().get),
+        settings,
         encode=encode_images,
         decode=decode_latents,
         sigmas_of=sigmas_of,

@@ -6,11 +6,9 @@ from typing import cast
 
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
-from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
-from sd_scripts.families.common.sampling import apply_guidance, one_of
+from sd_scripts.families.common.flow_sampling import Velocity, sample_flow, velocity_of_batch
+from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.flux2.model import Flux2Transformer
 from sd_scripts.families.flux2.objective import predict
@@ -42,26 +40,19 @@ def sample_batch(
     components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
 ) -> list[Media]:
     """Generate images that differ in their seeds alone, as sample_flow does. Both captions are read together."""
-    prompt, images = prompts[0], len(prompts)
-    captions = len(next(iter(text.values())))
+    prompt = prompts[0]
     transformer = cast(Flux2Transformer, components.denoiser)
 
-    def velocity_of(control_latents: list[Tensor]) -> Velocity:
-        outputs = {name: each.to(transformer.device).repeat_interleave(images, 0) for name, each in text.items()}
-        controls = [each.expand(captions * images, -1, -1, -1) for each in control_latents]
+    def velocity_of(controls: list[Tensor]) -> Velocity:
+        def predicted(noisy: Tensor, at: Tensor, outputs: dict[str, Tensor]) -> Tensor:
+            return predict(transformer, noisy, at, outputs, [each.expand(len(noisy), -1, -1, -1) for each in controls])
 
-        def velocity(latents: Tensor, t: Tensor) -> Tensor:
-            noisy = latents.repeat(captions, 1, 1, 1)
-            predicted = predict(transformer, noisy, t.expand(captions * images), outputs, controls)
-            return apply_guidance(predicted, prompt.scale, images)
-
-        return velocity
+        return velocity_of_batch(predicted, text, transformer.device, prompt.scale, len(prompts))
 
     return sample_flow(
         components,
         prompts,
-        card_of(settings.script.family),
-        control_rules(settings.values().get),
+        settings,
         encode=encode_images,
         decode=decode_latents,
         sigmas_of=lambda noise: sampling_sigmas(

@@ -8,8 +8,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sd_scripts.data.plan.blueprint import control_rules
-from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
@@ -52,8 +50,7 @@ def sample_batch(
     return sample_flow(
         components,
         prompts,
-        card_of(settings.script.family),
-        control_rules(settings.values().get),
+        settings,
         encode=encode_images,
         decode=decode_images,
         sigmas_of=lambda noise: sampling_sigmas(prompt.steps, math.prod(grid_of(noise))),

@@ -1,8 +1,8 @@
 """Sample Wan's clips and images."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,19 +10,11 @@ from torch import Tensor
 from sd_scripts.data.caches.caching import LatentLayout
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.clip_facts import latent_frames
-from sd_scripts.families.cards.registry import card_of
-from sd_scripts.families.common.encoders.causal_vae import decode_clip, encode_clip
+from sd_scripts.families.common.encoders.causal_vae import decode_clips, encode_clip, encode_clips
 from sd_scripts.families.common.encoders.umt5 import OUTPUTS, pad_text
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, solver_steps
-from sd_scripts.families.common.sampling import (
-    control_frames,
-    eval_mode,
-    frame_of,
-    length_of,
-    make_generator,
-    on_device,
-)
+from sd_scripts.families.common.flow_sampling import ClipSample, ClipVAE, Velocity, sample_clip, solver_steps
+from sd_scripts.families.common.sampling import control_frames, frame_of, on_device
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.tasks import NEGATIVE, task_of
@@ -40,7 +32,7 @@ from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.library.diffusion.flow_solvers import make_solver
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings
 
 LATENTS = LatentLayout(
@@ -50,39 +42,24 @@ LATENTS = LatentLayout(
 prompt_captions = partial(common_captions, unset=NEGATIVE)
 
 
-@torch.no_grad()
 def sample(
     components: Components,
     prompt: SamplePrompt,
     text: dict[str, Tensor],
     settings: Settings,
     *,
-    latent_layout: LatentLayout = LATENTS,
+    shape: Callable[[Extent], tuple[int, ...]] = LATENTS.shape,
     keeps_start: bool = False,
 ) -> Media:
-    """Generate a clip, or an image, with the current model and its LoRA, on the denoiser's device.
+    """Generate a clip, or an image, as sample_clip does. `shape`: of the latents of a clip. With `keeps_start` the
+    latents of the start image are the first frame's, at timestep 0."""
+    options = settings[WanSamplingOptions]
+    shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
 
-    The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device. A seed gives the same
-    noise on every device. With `keeps_start` the latents of the start image are the first frame's, at timestep 0.
-    """
-    card = card_of(settings.script.family)
-    transformer = cast(WanTransformer, components.denoiser)
-    height, width = size_of(prompt, card.side_multiple)
-    frames, fps = length_of(prompt, card, settings)
-    device = transformer.device
-
-    def decoded(latents: Tensor) -> Tensor:
-        with on_device(components.vae, device):
-            return decode_clip(components.vae, latents)[0]
-
-    with eval_mode([transformer, components.vae]):
-        shape = (1, *latent_layout.shape(Extent(width, height, frames)))
-        noise = torch.randn(shape, generator=make_generator(prompt.seed)).to(device)
-        conditions = conditions_for(components, prompt, (width, height, frames), fps, settings)
-        shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
-        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, device)]
-        options = settings[WanSamplingOptions]
-        solver = make_solver(options.sample_solver, prompt.steps, shift)
+    def generate(clip: ClipSample) -> Tensor:
+        noise = clip.noise()
+        conditions = conditions_for(clip, prompt)
+        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
         step = StepCounter(steps_of(options, prompt.steps))
         guided = partial(guided_velocity, captions=captions, conditions=conditions, step=step, options=options)
 
@@ -91,16 +68,18 @@ def sample(
             return guided(model, scale=prompt.scale if own is None else own)
 
         velocity = predicted = velocity_of(components, settings, make)
-        start = None
-        if keeps_start and prompt.start_image:
-            image = frame_of(prompt.start_image, (width, height), settings)
-            with on_device(components.vae, device):
-                start = encode_clip(components.vae, image)
+        start = clip.image(prompt.start_image) if keeps_start and prompt.start_image else None
+        if start is not None:
             velocity = keeping_start(velocity, start)
-        latents = solver_steps(noise, solver, step.counting(velocity), lambda so_far: decoded(so_far[:, :, :1]))
+        solver = make_solver(options.sample_solver, prompt.steps, shift)
+        latents = solver_steps(noise, solver, step.counting(velocity), lambda so_far: clip.decoded(so_far[:, :, :1]))
         if isinstance(predicted, UntrainedExpert):
             predicted.close()
-        return Media.of(decoded(latents if start is None else with_start(latents, start)), fps)
+        return latents if start is None else with_start(latents, start)
+
+    return sample_clip(
+        components, prompt, settings, ClipVAE(shape=shape, encode=encode_clips, decode=decode_clips), generate
+    )
 
 
 def with_start(latents: Tensor, start: Tensor) -> Tensor:
@@ -119,36 +98,33 @@ def keeping_start(velocity: Velocity, start: Tensor) -> Velocity:
     return predicted
 
 
-def conditions_for(
-    components: Components, prompt: SamplePrompt, extent: tuple[int, int, int], fps: float, settings: Settings
-) -> dict[str, Tensor]:
-    """Return the conditions of an image-to-video or Fun-Control model from the prompt's images and control clip, for a
-    width, a height, a length and frames per second. Raises ValueError if the prompt names none."""
+def conditions_for(clip: ClipSample, prompt: SamplePrompt) -> dict[str, Tensor]:
+    """Return the conditions of an image-to-video or Fun-Control model from the prompt's images and control clip. Raises
+    ValueError if the prompt names none."""
+    components = clip.components
     params = params_of(components)
     if params.in_channels == params.channels:
         return {}
     follows = follows_control(params)
     sees = bool(params.image_width and (prompt.start_image or not follows))
     _check_files(prompt, follows=follows, lacks_encoder=sees and IMAGE_ENCODER not in components.sources)
-    width, height, frames = extent
-    device = cast(WanTransformer, components.denoiser).device
     loads = sees and not components.is_loaded(IMAGE_ENCODER)
     if loads:
         components.load(IMAGE_ENCODER)
     used = [components.vae, *([components.others[IMAGE_ENCODER]] if sees else [])]
     with ExitStack() as stack:
         for module in used:
-            stack.enter_context(on_device(module, device))
+            stack.enter_context(on_device(module, clip.device))
         first, last = (
-            frame_of(name, (width, height), settings).to(device) if name else None
+            frame_of(name, clip.extent.size, clip.settings).to(clip.device) if name else None
             for name in (prompt.start_image, prompt.end_image)
         )
         if prompt.control_clip and follows:
-            control = control_frames(prompt.control_clip, Extent(*extent), fps).to(device)
+            control = control_frames(prompt.control_clip, clip.extent, clip.fps).to(clip.device)
             conditions = {CONTROL: encode_clip(components.vae, control)}
             conditions |= {} if first is None else start_conditions(components, first)
         else:
-            conditions = conditions_of(components, first, frames, last)
+            conditions = conditions_of(components, first, clip.extent.frames, last)
     if loads:
         components.free(IMAGE_ENCODER)
     return conditions

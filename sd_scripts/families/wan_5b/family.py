@@ -29,5 +29,5 @@ FAMILY = replace(
     conditions=None,
     step_inputs=step_inputs,
     loss=loss,
-    sample=partial(sample, latent_layout=LATENTS, keeps_start=True),
+    sample=partial(sample, shape=LATENTS.shape, keeps_start=True),
 )

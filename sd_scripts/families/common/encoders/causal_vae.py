@@ -166,6 +166,11 @@ def encode_clips(components: Components, pixels: Tensor) -> Tensor:
     return encode_clip(components.vae, pixels)
 
 
+def decode_clips(components: Components, latents: Tensor) -> Tensor:
+    """Decode latents as decode_clip does, with the components' VAE."""
+    return decode_clip(components.vae, latents)
+
+
 def image_latents(suffix: str) -> LatentLayout:
     """Return how the latents of images are cached in files with this suffix."""
     return LatentLayout(suffix=suffix, shape=lambda extent: (16, extent.height // 8, extent.width // 8))

@@ -19,6 +19,7 @@ from sd_scripts.families.common.autoencoder import (
     vae_encode,
 )
 from sd_scripts.families.common.components import Components
+from sd_scripts.families.common.flow_sampling import ClipVAE
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
 from sd_scripts.library.files.state_dicts import Shapes, count
 
@@ -115,3 +116,4 @@ def tiled(vae: Any, tile: Tile) -> Iterator[None]:
 
 TILING = Tiling(tiled=tiled, values=decoder_values, frames=(16, 8, 4))
 """The shortest have the 16 frames that diffusers always decodes at a time."""
+CLIP_VAE = ClipVAE(shape=latent_shape, encode=encode_images, decode=decode_latents)
