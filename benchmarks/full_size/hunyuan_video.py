@@ -12,9 +12,10 @@ from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.common.encoders.llama import LLM_NAME, SKIPPED_LAYERS
 from sd_scripts.families.common.encoders.tiny_llama import llama_tokenizer
+from sd_scripts.families.common.full_size import LLAMA_LAYERS
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.card.options import RECOMMENDED
-from sd_scripts.families.hunyuan_video.full_size import LAYERS, modules
+from sd_scripts.families.hunyuan_video.full_size import modules
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.library.text.tokenizers import LLAMA
 
@@ -44,7 +45,7 @@ def write_files(folder: Path) -> dict[str, Path]:
             for key in weights:
                 weights[key] *= QUIET if "mod" in key or key.startswith("final_layer.ada") else 1.0
         if component.name == LLM_NAME:
-            unread = range(LAYERS - SKIPPED_LAYERS, LAYERS)
+            unread = range(LLAMA_LAYERS - SKIPPED_LAYERS, LLAMA_LAYERS)
             weights |= {f"layers.{number}.mlp.gate_proj.weight": torch.zeros(1, 1) for number in unread}
         files[component.option] = folder / f"{component.option}.safetensors"
         save_model(files[component.option], {component.prefixes[0] + key: each for key, each in weights.items()}, {})

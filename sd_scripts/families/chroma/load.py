@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from sd_scripts.families.chroma.card import T5_LENGTH
 from sd_scripts.families.chroma.keys import original_layout
 from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
-from sd_scripts.families.common.encoders.t5 import finish_t5
 from sd_scripts.families.common.problems import Expected
 from sd_scripts.families.flux import load as flux
 from sd_scripts.families.flux.card.options import FluxModelOptions
@@ -27,9 +25,6 @@ LAYOUTS = {
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    sources = components.sources
-    t5 = sources[T5XXL]
-    sources[T5XXL] = replace(t5, finish=partial(finish_t5, dtype=t5.dtype))
     components.extras = {"t5_length": settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTH}
 
 

@@ -5,8 +5,9 @@ One adapter is trained on both, as in musubi-tuner: a batch's noise level decide
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -91,3 +92,41 @@ class Experts:
             return high(latents, t) if self.high else low(latents, t)
 
         return velocity
+
+
+class UntrainedExpert:
+    """Predicts the velocity with the weights for the noise level, where only the denoiser's are trained. The other ones
+    are loaded for their steps, and then given back: they have no use in training, and the adapter is not for them."""
+
+    def __init__(
+        self,
+        components: Components,
+        *,
+        component: str,
+        boundary: float,
+        trains_high: bool,
+        make: Callable[[Any, bool], Velocity],
+        place: Callable[[Any, torch.device], object],
+    ):
+        """`component` and `boundary` as of Experts; `make` returns the velocity of a model, and whether it is the one
+        for high noise, and `place` moves one to the device."""
+        self.components, self.component, self.boundary = components, component, boundary
+        self.trains_high, self.make, self.place = trains_high, make, place
+        self.trained = make(components.denoiser, trains_high)
+        self.other: Velocity | None = None
+
+    def __call__(self, latents: Tensor, t: Tensor) -> Tensor:
+        if (float(t.max()) >= self.boundary) == self.trains_high:
+            self.close()
+            return self.trained(latents, t)
+        if self.other is None:
+            model = self.components.load(self.component).module(self.component)
+            self.place(model, latents.device)
+            self.other = self.make(model, not self.trains_high)
+        return self.other(latents, t)
+
+    def close(self) -> None:
+        """Give back the memory of the other weights."""
+        if self.other is not None:
+            self.other = None
+            self.components.free(self.component)

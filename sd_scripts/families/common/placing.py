@@ -1,5 +1,6 @@
 """Place a denoiser for training: its blocks one by one, quantized, some of them swapped; everything else together."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -105,6 +106,11 @@ class BlockLists:
     """blocks_to_swap -> how many blocks of each list stay off the device."""
     few_tokens: type[nn.Module] | tuple[()] = ()
     """As in block_quantizer."""
+
+    @property
+    def weights(self) -> re.Pattern[str]:
+        """Names of the blocks' weights, which can be quantized."""
+        return re.compile(rf"({'|'.join(self.names)})\..*\.weight")
 
     def of(self, transformer: nn.Module) -> list[list[nn.Module]]:
         """Return the blocks by list, in model order."""

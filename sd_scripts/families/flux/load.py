@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 
 from sd_scripts.families.cards.stream_memory import swap_counts
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
@@ -25,22 +23,22 @@ TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
 BLOCK_LISTS = BlockLists(
     names={"double_blocks": "double", "single_blocks": "single"}, counts=swap_counts, few_tokens=Modulation
 )
-LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")
 T5_LINEAR = re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight")
-"""Names of weights that can be quantized. T5's relative bias is a lookup table, not a matrix product."""
+"""Names of T5's weights that can be quantized: its relative bias is a lookup table, not a matrix product."""
 
 
 LAYOUTS = {
     DENOISER: Layout(
         make=lambda shapes: FluxTransformer(FluxParams.of(shapes)),
         unify=keys.from_diffusers,
-        quantizable=LINEAR,
+        quantizable=BLOCK_LISTS.weights,
     ),
     TEXT_ENCODER: clip_l(tokenizer=CLIP),
     T5XXL: Layout(
         make=lambda shapes: make_text_encoder("T5EncoderModel", "T5Config", t5_config(shapes)),
         outline=lambda shapes: T5EncoderOutline(**t5_config(shapes)),
         unify=t5_encoder,
+        finish=finish_t5,
         tokenizer=T5,
         quantizable=T5_LINEAR,
     ),
@@ -49,11 +47,8 @@ LAYOUTS = {
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    sources = components.sources
     flux = settings[FluxModelOptions]
-    t5 = sources[T5XXL]
-    sources[T5XXL] = replace(t5, finish=partial(finish_t5, dtype=t5.dtype))
-    guided = _params(sources).guidance
+    guided = _params(components.sources).guidance
     variant = "dev" if guided else "schnell"
     components.extras = {
         "variant": variant,

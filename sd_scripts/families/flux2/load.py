@@ -1,6 +1,5 @@
 """FLUX.2's components: how each is created from its files and stored in memory, and which do not fit together."""
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -20,12 +19,12 @@ from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"double_blocks": "double", "single_blocks": "single"}, counts=swap_counts)
-LINEAR = re.compile(r"(double_blocks|single_blocks)\..*\.weight")
-"""Names, and keys in files, of weights that can be quantized."""
 
 LAYOUTS = {
     DENOISER: Layout(
-        make=lambda shapes: Flux2Transformer(Flux2Params.of(shapes)), unify=keys.original_layout, quantizable=LINEAR
+        make=lambda shapes: Flux2Transformer(Flux2Params.of(shapes)),
+        unify=keys.original_layout,
+        quantizable=BLOCK_LISTS.weights,
     ),
     TEXT_ENCODER: Layout(
         make=lambda shapes: qwen3(**config_of(shapes)),

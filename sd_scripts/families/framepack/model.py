@@ -20,6 +20,7 @@ from sd_scripts.families.common.blocks.streams import (
     Embedder,
     FeedForward,
     HeadNorm,
+    Modulation,
     attend_jointly,
     double_stream,
 )
@@ -72,19 +73,6 @@ class FramePackParams(HunyuanParams):
             single_blocks=count(shapes, r"single_transformer_blocks\.\d+\.attn\.norm_q\.weight"),
             image_width=shapes["image_projection.up.weight"][1],
         )
-
-
-class Modulation(nn.Module):
-    """Computes shifts, scales and gates from the vector of time, guidance and text."""
-
-    def __init__(self, width: int, count: int):
-        super().__init__()
-        self.count = count
-        self.linear = nn.Linear(width, count * width)
-
-    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:
-        """(B, W) -> `count` tensors (B, 1, W)."""
-        return self.linear(F.silu(vec))[:, None].chunk(self.count, dim=-1)
 
 
 class Attention(nn.Module):

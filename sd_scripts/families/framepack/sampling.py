@@ -24,10 +24,10 @@ from sd_scripts.families.framepack.sections import (
     single_frame,
     with_controls,
 )
-from sd_scripts.families.framepack.solver import unipc
 from sd_scripts.families.framepack.text import IMAGE, OUTPUTS, SIGLIP
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media
+from sd_scripts.library.diffusion.unipc_b1 import unipc
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.settings import Settings

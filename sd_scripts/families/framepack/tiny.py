@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
+from sd_scripts.families.common.blocks.streams import Modulation
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.tiny_hunyuan_vae import AUTOENCODER, calibrate_clips
 from sd_scripts.families.common.encoders.tiny_llama import llama_tokenizer, tiny_encoders
 from sd_scripts.families.framepack.card import CARD
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.load import IMAGE_ENCODER
-from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer, Modulation, RefinerBlock
+from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer, RefinerBlock
 from sd_scripts.families.framepack.sections import single_frame
 from sd_scripts.families.hunyuan_video import tiny as hunyuan_video
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo

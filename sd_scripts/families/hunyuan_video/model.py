@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.families.common.blocks.streams import Embedder, HeadNorm, attend_jointly, double_stream
+from sd_scripts.families.common.blocks.streams import Embedder, HeadNorm, Modulation, attend_jointly, double_stream
 from sd_scripts.library.diffusion.attention import attention, padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
@@ -125,19 +125,6 @@ class MLP(nn.Module):
         return self.fc2(self.act(self.fc1(x)))
 
 
-class Modulation(nn.Module):
-    """Computes shift, scale and gate from the vector of time, guidance and text."""
-
-    def __init__(self, width: int, count: int):
-        super().__init__()
-        self.count = count
-        self.linear = nn.Linear(width, 3 * count * width)
-
-    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:
-        """(B, W) -> shift, scale, gate, each (B, 1, W); twice for a double block."""
-        return self.linear(F.silu(vec))[:, None].chunk(3 * self.count, dim=-1)
-
-
 class RefinerBlock(nn.Module):
     """A block over the text alone, which timestep and text modulate by gates only."""
 
@@ -197,13 +184,13 @@ class MMDoubleStreamBlock(nn.Module):
         super().__init__()
         width, head = params.width, params.head_width
         self.heads = params.heads
-        self.img_mod = Modulation(width, 2)
+        self.img_mod = Modulation(width, 6)
         self.img_attn_qkv = nn.Linear(width, 3 * width)
         self.img_attn_q_norm = HeadNorm(head)
         self.img_attn_k_norm = HeadNorm(head)
         self.img_attn_proj = nn.Linear(width, width)
         self.img_mlp = MLP(width, params.mlp_width, TanhGELU())
-        self.txt_mod = Modulation(width, 2)
+        self.txt_mod = Modulation(width, 6)
         self.txt_attn_qkv = nn.Linear(width, 3 * width)
         self.txt_attn_q_norm = HeadNorm(head)
         self.txt_attn_k_norm = HeadNorm(head)
@@ -240,7 +227,7 @@ class MMSingleStreamBlock(nn.Module):
         self.q_norm = HeadNorm(params.head_width)
         self.k_norm = HeadNorm(params.head_width)
         self.mlp_act = TanhGELU()
-        self.modulation = Modulation(params.width, 1)
+        self.modulation = Modulation(params.width, 3)
 
     def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
         """x (B, S, W) of clip and text, vec (B, W) -> x."""

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families.common.blocks.streams import Modulation
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders.tiny_hunyuan_vae import AUTOENCODER, calibrate_clips
 from sd_scripts.families.common.encoders.tiny_llama import WIDTH, llama_tokenizer, tiny_encoders
 from sd_scripts.families.hunyuan_video.card import CARD
-from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer, Modulation
+from sd_scripts.families.hunyuan_video.model import HunyuanParams, HunyuanVideoTransformer
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLHunyuanVideo
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (

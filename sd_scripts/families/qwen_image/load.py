@@ -20,12 +20,13 @@ from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"transformer_blocks": ""}, few_tokens=Modulation)
-LINEAR = re.compile(r"transformer_blocks\..*\.weight")
 LANGUAGE_LINEAR = re.compile(r"(model\.|model\.language_model\.)?layers\..*\.weight")
 """Names, and keys in files, of weights that can be quantized."""
 
 LAYOUTS = {
-    DENOISER: Layout(make=lambda shapes: QwenImageTransformer(QwenImageParams.of(shapes)), quantizable=LINEAR),
+    DENOISER: Layout(
+        make=lambda shapes: QwenImageTransformer(QwenImageParams.of(shapes)), quantizable=BLOCK_LISTS.weights
+    ),
     TEXT_ENCODER: Layout(
         make=lambda shapes: Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**keys.language_config(shapes))),
         unify=keys.language_model,

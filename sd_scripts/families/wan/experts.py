@@ -5,10 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from torch import Tensor
-
 from sd_scripts.families.common.components import DENOISER, Components
-from sd_scripts.families.common.experts import HIGH, LOW, TRAINED, Experts
+from sd_scripts.families.common.experts import HIGH, LOW, TRAINED, Experts, UntrainedExpert
 from sd_scripts.families.common.flow_sampling import Velocity
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan import load
@@ -53,48 +51,21 @@ def boundary_for(components: Components, settings: Settings) -> float:
     return boundary_of(settings, reads_images=params.in_channels > params.channels)
 
 
-class UntrainedExpert:
-    """Predicts the velocity with the model for this noise level, where only one of them is trained. The other one is
-    loaded for its steps, and then given back: it has no use in training, and the LoRA is not for it."""
-
-    def __init__(
-        self,
-        components: Components,
-        settings: Settings,
-        make: Callable[[WanTransformer, bool], Velocity],
-    ):
-        """`make` returns the velocity of a model, and whether it is the one for high noise."""
-        self.components, self.settings, self.make = components, settings, make
-        self.trains_high = bool(components.extras.get(TRAINS_HIGH))
-        self.boundary = boundary_for(components, settings)
-        self.trained = make(cast(WanTransformer, components.denoiser), self.trains_high)
-        self.other: Velocity | None = None
-
-    def __call__(self, latents: Tensor, t: Tensor) -> Tensor:
-        if (float(t.max()) >= self.boundary) == self.trains_high:
-            self.close()
-            return self.trained(latents, t)
-        if self.other is None:
-            self.components.load(HIGH_NOISE)
-            model = cast(WanTransformer, self.components.module(HIGH_NOISE))
-            load.BLOCK_LISTS.place_model(model, placement_of(self.settings), latents.device)
-            self.other = self.make(model, not self.trains_high)
-        return self.other(latents, t)
-
-    def close(self) -> None:
-        """Give back the memory of the other model."""
-        if self.other is not None:
-            self.other = None
-            self.components.free(HIGH_NOISE)
-
-
 def velocity_of(
     components: Components, settings: Settings, make: Callable[[WanTransformer, bool], Velocity]
 ) -> Velocity:
-    """Return the function that predicts the velocity of samples, with both models if there are two."""
+    """Return the function that predicts the velocity of samples, with both models if there are two. `make` returns the
+    velocity of a model, and whether it is the one for high noise."""
     denoiser = cast(WanTransformer, components.denoiser)
     if components.experts:
         return components.experts.choosing(low=make(denoiser, False), high=make(denoiser, True))
-    if HIGH_NOISE in components.sources:
-        return UntrainedExpert(components, settings, make)
-    return make(denoiser, False)
+    if HIGH_NOISE not in components.sources:
+        return make(denoiser, False)
+    return UntrainedExpert(
+        components,
+        component=HIGH_NOISE,
+        boundary=boundary_for(components, settings),
+        trains_high=bool(components.extras.get(TRAINS_HIGH)),
+        make=make,
+        place=lambda model, device: load.BLOCK_LISTS.place_model(model, placement_of(settings), device),
+    )

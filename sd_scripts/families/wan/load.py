@@ -1,9 +1,6 @@
 """Wan's components: how each is created from its files and stored in memory, and which do not fit together."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,7 +8,6 @@ from torch import nn
 from sd_scripts.families.common.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.common.encoders import umt5
 from sd_scripts.families.common.encoders.causal_vae import LEVELS, vae_config, vae_from_single_file
-from sd_scripts.families.common.encoders.t5 import finish_t5
 from sd_scripts.families.common.encoders.vision import CLIP_LAYOUT
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.placing import BlockLists
@@ -28,8 +24,6 @@ from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"blocks": ""})
-LINEAR = re.compile(r"blocks\..*\.weight")
-"""Names of weights that can be quantized."""
 
 
 def make_vae(shapes: Shapes) -> nn.Module:
@@ -43,7 +37,7 @@ def make_vae(shapes: Shapes) -> nn.Module:
 
 
 TRANSFORMER = Layout(
-    make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=KEYS.from_diffusers, quantizable=LINEAR
+    make=lambda shapes: WanTransformer(WanParams.of(shapes)), unify=KEYS.from_diffusers, quantizable=BLOCK_LISTS.weights
 )
 LAYOUTS = {
     DENOISER: TRANSFORMER,
@@ -55,8 +49,6 @@ LAYOUTS = {
 
 
 def prepare(components: Components, settings: Settings) -> None:
-    source = components.sources[TEXT_ENCODER]
-    components.sources[TEXT_ENCODER] = replace(source, finish=partial(finish_t5, dtype=source.dtype))
     components.extras[READS_START] = task_of(settings[WanModelOptions].task).reads_start
 
 

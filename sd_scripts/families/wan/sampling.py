@@ -12,6 +12,7 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.clip_facts import latent_frames
 from sd_scripts.families.common.encoders.causal_vae import decode_clips, encode_clip, encode_clips
 from sd_scripts.families.common.encoders.umt5 import OUTPUTS, pad_text
+from sd_scripts.families.common.experts import UntrainedExpert
 from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import ClipSample, ClipVAE, Velocity, sample_clip, solver_steps
 from sd_scripts.families.common.sampling import control_frames, frame_of, on_device
@@ -26,7 +27,7 @@ from sd_scripts.families.wan.conditions import (
     params_of,
     start_conditions,
 )
-from sd_scripts.families.wan.experts import UntrainedExpert, velocity_of
+from sd_scripts.families.wan.experts import velocity_of
 from sd_scripts.families.wan.guidance import StepCounter, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.library.diffusion.flow_solvers import make_solver

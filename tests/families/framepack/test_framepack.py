@@ -29,9 +29,9 @@ from sd_scripts.families.framepack.model import FramePackParams, FramePackTransf
 from sd_scripts.families.framepack.objective import loss, step_inputs
 from sd_scripts.families.framepack.sampling import MOST_SHIFT, sample
 from sd_scripts.families.framepack.sections import section_of, single_frame
-from sd_scripts.families.framepack.solver import unipc
 from sd_scripts.families.framepack.text import IMAGE, SIGLIP, encode_conditions, encode_text, tokenize
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas, shift_of
+from sd_scripts.library.diffusion.unipc_b1 import unipc
 from sd_scripts.networks.files.lora_files import read_lora
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable

@@ -242,7 +242,7 @@ def test_t5_reads_the_same_in_fp16_as_in_float32(weight_format: WeightFormat | N
         encoder = T5EncoderModel(config).eval().half().requires_grad_(False)
         make_large(encoder)
         encoder.to(dtype)
-        finish_t5(encoder, dtype)
+        finish_t5(encoder)
         if weight_format:
             quantize_encoder(encoder, weight_format, dtype, T5_LINEAR)
         found: Tensor = encoder(torch.arange(16)[None]).last_hidden_state

@@ -76,6 +76,19 @@ class Embedder(nn.Module):
         return self.linear_2(F.silu(self.linear_1(x)))
 
 
+class Modulation(nn.Module):
+    """Computes shifts, scales and gates from the vector of time, guidance and text."""
+
+    def __init__(self, width: int, count: int):
+        super().__init__()
+        self.count = count
+        self.linear = nn.Linear(width, count * width)
+
+    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:
+        """(B, W) -> `count` tensors (B, 1, W): shift, scale, gate; twice for a double block."""
+        return self.linear(F.silu(vec))[:, None].chunk(self.count, dim=-1)
+
+
 class Activated(nn.Module):
     """The first layer of an MLP with its activation."""
 

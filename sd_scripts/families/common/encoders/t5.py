@@ -36,14 +36,14 @@ def t5_encoder(file: State) -> State:
     return encoder if words is None else encoder | {"shared.weight": words, "encoder.embed_tokens.weight": words}
 
 
-def finish_t5(t5: Any, dtype: torch.dtype) -> None:
+def finish_t5(t5: Any) -> None:
     """Tie the embeddings, which files may contain once, and give the MLPs our forward."""
     t5.encoder.embed_tokens.weight = t5.shared.weight
     for block in t5.encoder.block:
         dense = block.layer[1].DenseReluDense
         kind: Any = type(dense)
         dense.__class__ = _gated_dense(kind)
-        if dtype == torch.float16:
+        if t5.shared.weight.dtype == torch.float16:
             dense.wo.float()  # its output overflows in fp16
 
 

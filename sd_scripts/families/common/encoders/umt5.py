@@ -12,7 +12,7 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.shared_components import UMT5_TOKENS
 from sd_scripts.families.common.encoders.captions import CaptionOutputs
 from sd_scripts.families.common.encoders.outlines import UMT5EncoderOutline
-from sd_scripts.families.common.encoders.t5 import t5_config, t5_encoder
+from sd_scripts.families.common.encoders.t5 import finish_t5, t5_config, t5_encoder
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.common.layouts import Layout, make_text_encoder
 from sd_scripts.formats.text_limit import TextLimit
@@ -119,6 +119,7 @@ LAYOUT = Layout(
     make=lambda shapes: make_text_encoder("UMT5EncoderModel", "UMT5Config", t5_config(shapes)),
     outline=lambda shapes: UMT5EncoderOutline(**t5_config(shapes)),
     unify=umt5_encoder,
+    finish=finish_t5,
     tokenizer=TOKENIZER,
     quantizable=re.compile(r"encoder\.block\.(?!.*relative_attention_bias).*\.weight"),  # which is a lookup table
 )

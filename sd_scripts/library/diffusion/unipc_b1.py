@@ -1,4 +1,4 @@
-"""UniPC as FramePack samples with it (Zhao et al. 2023): third order, B1(h), lambda = -log sigma, and no alpha.
+"""UniPC of third order with B1(h) (Zhao et al. 2023), for lambda = -log sigma and no alpha.
 
 Each step predicts the latents at the next sigma, evaluates the velocity there, and corrects them with it. The last
 evaluation, at the last sigma above 0, gives the sample.
