@@ -10,7 +10,7 @@ from typing import Any
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.kohya import KohyaFamily
-from sd_scripts.families.cards.memory_facts import MemoryFacts
+from sd_scripts.families.cards.memory_facts import MemoryFacts, image_tokens
 from sd_scripts.families.cards.noise_levels import share_above
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
@@ -292,7 +292,7 @@ class PageCard:
 class PlanCard:
     """Facts from which the plan of a run computes tokens, graphs, times and memory."""
 
-    tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
+    tokens: Callable[[int, int, int], int] = image_tokens
     """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
     share_above: Callable[[FlowOptions, int, float], float] = share_above
     """Options, tokens of an image, noise level -> the share of timesteps above this level, of a family of flow
@@ -320,11 +320,11 @@ class FamilyCard:
     """As people write it."""
     order: int
     """Position on the page."""
-    scripts: Mapping[str, str]
-    """Method, or "generate" -> file of its script, in `sd_scripts/`."""
     derived_from: str | None = None
     """The family whose model has the same layout: files of either have the same keys and may be recognised as the
     base's, LoRAs have the same names, and modules of that family's folder may be imported."""
+    more_methods: tuple[str, ...] = ()
+    """Methods besides LoRA and full training for which it has a script."""
     selected_by: tuple[str, Any] | None = None
     """Option and value with which settings for the family that it is derived from are for this one, as other programs
     have one script for both."""
@@ -349,11 +349,11 @@ class FamilyCard:
     """Groups of its own whose options are also accepted in network_args."""
     network_rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
     """network_args -> the family's rules for each layer."""
-    side_multiple: int = 8
+    side_multiple: int = 16
     """Multiple to which the sides of sample images are rounded."""
     bucket_multiple: int = 32
     """Multiple to which the sides of buckets are rounded."""
-    token_multiple: int = 32
+    token_multiple: int = 16
     """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have the
     same number of tokens at each level of the model that has attention."""
     clips: ClipFacts | None = None
@@ -383,6 +383,13 @@ class FamilyCard:
             object.__setattr__(self, "groups", tuple(dict.fromkeys((*self.groups, ClipOptions))))
         if unknown := self.capabilities - CAPABILITIES.keys():
             raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
+
+    @property
+    def scripts(self) -> dict[str, str]:
+        """Method, or "generate" -> file of its script, in `sd_scripts/`."""
+        more = {method: f"{self.name}_train_{method}.py" for method in self.more_methods}
+        trained = {"lora": f"{self.name}_train_network.py", "full": f"{self.name}_train.py", **more}
+        return {**trained, "generate": f"{self.name}_generate.py"}
 
     def control_problem(self, path: Path, size: tuple[int, int]) -> str:
         """Return why a control image of this width and height cannot be used; empty if it can."""

@@ -62,6 +62,16 @@ class Projection:
     """Whether they are in blocks that blocks_to_swap can take off the device."""
 
 
+def units_of(tokens: Callable[[int, int, int], int], text: int = 0) -> Callable[[int, int, int, OptionValues], float]:
+    """Return `MemoryFacts.units` of a model whose units are the tokens of a sample and this many of its text."""
+    return lambda width, height, frames, settings: float(tokens(width, height, frames) + text)
+
+
+def image_tokens(width: int, height: int, frames: int) -> int:
+    """Return the tokens of an image, 16x16 pixels each."""
+    return width // 16 * (height // 16) * frames
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
     """Sizes of a family's full-size model."""

@@ -1,6 +1,25 @@
-"""Text encoders and autoencoders that several families have: how their files are named and recognised."""
+"""Components of several families: how the files of text encoders and autoencoders that they share, and of their own
+transformers, are named and recognised."""
 
-from sd_scripts.families.cards.family_card import VAE, ComponentCard, FirstLayer, Mark
+from sd_scripts.families.cards.family_card import DENOISER, VAE, ComponentCard, FirstLayer, Mark
+
+PREFIXES = ("", "model.diffusion_model.")
+"""Of the keys of a transformer, in a file of its own and in ComfyUI's."""
+
+
+def transformer(
+    title: str, *signature_keys: str, prefixes: tuple[str, ...] = PREFIXES, first_layer: FirstLayer | None = None
+) -> ComponentCard:
+    """Return the transformer of a family with this title."""
+    return ComponentCard(
+        name=DENOISER,
+        kind=f"{title} transformer",
+        folder="transformer",
+        prefixes=prefixes,
+        signature_keys=signature_keys,
+        first_layer=first_layer,
+    )
+
 
 CLIP_L = ComponentCard(
     name="text_encoder1",

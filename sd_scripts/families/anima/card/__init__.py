@@ -7,7 +7,6 @@ from sd_scripts.families.anima.card.memory_facts import MEMORY
 from sd_scripts.families.anima.card.options import DEFAULTS, LONGEST, AnimaModelOptions
 from sd_scripts.families.anima.card.speeds import SPEEDS
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -19,7 +18,7 @@ from sd_scripts.families.cards.family_card import (
 )
 from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
-from sd_scripts.families.cards.shared_components import CAUSAL_VAE, CAUSAL_VAE_MARKS
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE, CAUSAL_VAE_MARKS, transformer
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -60,7 +59,6 @@ CARD = FamilyCard(
     name="anima",
     title="Anima",
     order=3,
-    scripts={"lora": "anima_train_network.py", "full": "anima_train.py", "generate": "anima_generate.py"},
     groups=(Qwen3Options, AnimaModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {
@@ -87,12 +85,10 @@ CARD = FamilyCard(
     ),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="Anima transformer",
-                folder="transformer",
+            transformer(
+                "Anima",
+                *TRANSFORMERS,
                 prefixes=PREFIXES,
-                signature_keys=TRANSFORMERS,
                 first_layer=FirstLayer(
                     keys=("x_embedder.proj.1.weight", "patch_embed.proj.weight"), channels=68, kind="Anima model"
                 ),
@@ -125,8 +121,6 @@ CARD = FamilyCard(
     ),
     network_modules=("networks.lora", "networks.lora_anima"),
     network_rules=layer_rules,
-    side_multiple=16,
-    token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(graphs=ONE_KIND, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
-from sd_scripts.options.spec import OptionValues
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, image_tokens, units_of
 
 BLOCKS, BLOCK = 28, 69_206_528
 NORMS = 4 * 128
 """Values of a block that are not in Linear layers."""
-
-
-def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    """Return the tokens of an image."""
-    return float(width // 16 * (height // 16) * frames)
 
 
 MEMORY = MemoryFacts(
@@ -23,7 +17,7 @@ MEMORY = MemoryFacts(
     quantized={"denoiser": (BLOCKS * (BLOCK - NORMS), 1_283_072), "text_encoder1": (440_401_920, 344_064)},
     swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
     most_swapped=26,
-    units=tokens,
+    units=units_of(image_tokens),
     activations=Activations(
         eager=Growing(2_750_000, 5e7),
         compiled=Growing(2_870_000, 5e7),

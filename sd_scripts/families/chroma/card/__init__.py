@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from sd_scripts.families.cards.shared_components import PREFIXES
 from sd_scripts.families.chroma.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.chroma.card.hub_files import FILES
 from sd_scripts.families.chroma.card.memory_facts import MEMORY
@@ -21,7 +22,6 @@ T5_LENGTH = 512
 
 APPROXIMATOR = "distilled_guidance_layer.in_proj.weight"
 """A key of a transformer of this kind, in every layout."""
-PREFIXES = ("", "model.diffusion_model.")
 VARIANTS = (("nerf_blocks.", "Chroma1-Radiance"), ("quant_state.bitsandbytes", "Chroma in 4 bits"))
 """(substring of a key, variant) of models with such a transformer that cannot be trained as Chroma."""
 
@@ -43,7 +43,6 @@ CARD = replace(
     derived_from=FLUX.name,
     selected_by=("model_type", "chroma"),
     order=2,
-    scripts={"lora": "chroma_train_network.py", "full": "chroma_train.py", "generate": "chroma_generate.py"},
     capabilities=FLUX.capabilities - {"guidance", "pooled_captions"},
     notes={
         "pretrained_model_name_or_path": f"Chroma's ID is {HUB_MODEL}.",

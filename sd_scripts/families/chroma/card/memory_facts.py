@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sd_scripts.families.cards.memory_facts import Growing
+from sd_scripts.families.cards.memory_facts import Growing, image_tokens, units_of
 from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, MLP_WIDTH, SINGLE_BLOCK, WIDTH, swap_counts
 from sd_scripts.families.flux.card.memory_facts import MEMORY as FLUX
-from sd_scripts.options.spec import OptionValues
 
 DOUBLES, SINGLES = 19, 38
 ROWS = DOUBLES * 2 * 6 * WIDTH + SINGLES * 3 * WIDTH
@@ -19,11 +18,6 @@ DOUBLE = DOUBLE_BLOCK - 2 * 6 * WIDTH * (WIDTH + 1)
 SINGLE = SINGLE_BLOCK - 3 * WIDTH * (WIDTH + 1)
 CAPTION = 128
 """Tokens of a usual caption."""
-
-
-def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    """Return the tokens of image and text."""
-    return float(width // 16 * (height // 16) * frames + CAPTION)
 
 
 def swapped(blocks_to_swap: int) -> int:
@@ -48,7 +42,7 @@ MEMORY = replace(
         "text_encoder1": FLUX.quantized["text_encoder2"],
     },
     swapped=swapped,
-    units=tokens,
+    units=units_of(image_tokens, CAPTION),
     activations=replace(
         FLUX.activations,
         eager=Growing(6_100_000, 5e7),

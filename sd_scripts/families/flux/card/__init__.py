@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     ComponentCard,
     FamilyCard,
     FilesCard,
@@ -17,7 +16,7 @@ from sd_scripts.families.cards.family_card import (
     RecognitionCard,
 )
 from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
-from sd_scripts.families.cards.shared_components import CLIP_L, FLUX_VAE, FLUX_VAE_KIND
+from sd_scripts.families.cards.shared_components import CLIP_L, FLUX_VAE, FLUX_VAE_KIND, PREFIXES, transformer
 from sd_scripts.families.flux.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.card.hub_files import FILES
 from sd_scripts.families.flux.card.kohya import KOHYA
@@ -54,7 +53,7 @@ PIPELINE = "FLUX.1 diffusers folder"
 
 def recognise(header: Header) -> tuple[str | None, str] | None:
     """Return (family, variant) of a file with a transformer of this kind; None for any other file."""
-    prefixes = [p for p in ("", "model.diffusion_model.") if any(p + key in header.shapes for key in TRANSFORMERS)]
+    prefixes = [p for p in PREFIXES if any(p + key in header.shapes for key in TRANSFORMERS)]
     if not prefixes or any(mark in key for key in header.shapes for mark in OTHERS):
         return None
     for mark, variant in VARIANTS:
@@ -102,7 +101,6 @@ CARD = FamilyCard(
     name="flux",
     title="FLUX.1",
     order=1,
-    scripts={"lora": "flux_train_network.py", "full": "flux_train.py", "generate": "flux_generate.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
     capabilities=frozenset(
         {
@@ -157,14 +155,7 @@ CARD = FamilyCard(
     ),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="FLUX.1 transformer",
-                folder="transformer",
-                prefixes=("", "model.diffusion_model."),
-                signature_keys=TRANSFORMERS,
-                first_layer=FIRST_LAYER,
-            ),
+            transformer("FLUX.1", *TRANSFORMERS, first_layer=FIRST_LAYER),
             CLIP_L,
             ComponentCard(
                 name="text_encoder2",
@@ -184,8 +175,6 @@ CARD = FamilyCard(
     network_modules=("networks.lora", "networks.oft_flux", "networks.lora_flux"),
     network_groups=(FluxNetworkOptions,),
     network_rules=read_flux_rules,
-    side_multiple=16,
-    token_multiple=16,
     text_limit=text_limit,
     model_remarks=model_remarks,
     plan=PlanCard(graphs=DOUBLE_AND_SINGLE, speeds=SPEEDS, memory=MEMORY),

@@ -3,20 +3,19 @@
 from functools import partial
 
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     VAE,
     ComponentCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
     HubCard,
-    PageCard,
     PlanCard,
     RecognitionCard,
 )
-from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.flow_defaults import MUSUBI, musubi_page
 from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import PREFIXES, transformer
 from sd_scripts.families.flux2.card.hub_files import FILES
 from sd_scripts.families.flux2.card.memory_facts import KLEIN_4B, KLEIN_9B, memory_named
 from sd_scripts.families.flux2.card.options import RECOMMENDED, Flux2ModelOptions
@@ -31,7 +30,6 @@ from sd_scripts.options.optimization.flow import FlowOptions
 HUB_MODEL = "black-forest-labs/FLUX.2-klein-base-4B"
 LONGEST = 512
 """Tokens of a caption with the text around it; longer ones are truncated, shorter ones padded."""
-PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMERS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
 """Keys of a transformer of this kind, in the original layout and in diffusers'."""
 INPUTS = ("img_in.weight", "x_embedder.weight")
@@ -59,7 +57,6 @@ CARD = FamilyCard(
     name="flux2",
     title="FLUX.2 klein",
     order=2,
-    scripts={"lora": "flux2_train_network.py", "full": "flux2_train.py", "generate": "flux2_generate.py"},
     groups=(Qwen3Options, Flux2ModelOptions, FlowOptions, MemoryOptions, ControlOptions),
     capabilities=frozenset(
         {
@@ -79,22 +76,11 @@ CARD = FamilyCard(
         "that are not adapted, and exceptions to them.",
         "blocks_to_swap": "FLUX.2 klein takes up to 11 with 4B and 16 with 9B.",
     },
-    page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train all noise levels equally often.",
-        model_panel=("qwen3", "flux2_version"),
-        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
-        demo=RECOMMENDED,
-    ),
+    page=musubi_page(RECOMMENDED, ("qwen3", "flux2_version")),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="FLUX.2 transformer",
-                folder="transformer",
-                prefixes=PREFIXES,
-                signature_keys=TRANSFORMERS,
-                first_layer=FirstLayer(keys=INPUTS, channels=128, kind="FLUX.2 model"),
+            transformer(
+                "FLUX.2", *TRANSFORMERS, first_layer=FirstLayer(keys=INPUTS, channels=128, kind="FLUX.2 model")
             ),
             ComponentCard(
                 name="text_encoder1",
@@ -122,8 +108,6 @@ CARD = FamilyCard(
     ),
     network_modules=("networks.lora", "networks.lora_flux_2"),
     network_rules=partial(read_rules, title="FLUX.2 klein"),
-    side_multiple=16,
-    token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(graphs=DOUBLE_AND_SINGLE, memory=KLEIN_9B, memory_of_others=(KLEIN_4B,), memory_named=memory_named),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=50, scale=4.0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, image_tokens, units_of
 from sd_scripts.families.flux2.card.options import Flux2ModelOptions
 from sd_scripts.options.spec import OptionValues
 
@@ -11,11 +11,6 @@ ENCODED_LAYERS = 27
 """Layers of Qwen3 that are loaded."""
 TEXT = 512
 """Tokens of every caption, padding included."""
-
-
-def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    """Return the tokens of image and text."""
-    return float(width // 16 * (height // 16) * frames + TEXT)
 
 
 def swap_counts(blocks_to_swap: int) -> tuple[int, int]:
@@ -56,7 +51,7 @@ def memory_of(
         },
         swapped=swapped,
         most_swapped=most_swapped,
-        units=tokens,
+        units=units_of(image_tokens, TEXT),
         activations=Activations(
             eager=Growing(kept, 5e7),
             compiled=Growing(0.87 * kept, 5e7),

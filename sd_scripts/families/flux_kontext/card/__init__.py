@@ -30,11 +30,6 @@ CARD = replace(
     title="FLUX.1 Kontext",
     derived_from=FLUX.name,
     order=1,
-    scripts={
-        "lora": "flux_kontext_train_network.py",
-        "full": "flux_kontext_train.py",
-        "generate": "flux_kontext_generate.py",
-    },
     groups=(*FLUX.groups, ControlOptions),
     capabilities=FLUX.capabilities | {"control_images"},
     defaults=MUSUBI_GUIDED,

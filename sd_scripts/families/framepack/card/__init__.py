@@ -5,19 +5,18 @@ from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     ComponentCard,
     FilesCard,
     FirstLayer,
     HubCard,
-    PageCard,
     PanelCard,
     PlanCard,
     RecognitionCard,
 )
-from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED
+from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED, musubi_page
 from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules
+from sd_scripts.families.cards.shared_components import PREFIXES, transformer
 from sd_scripts.families.framepack.card.hub_files import FILES
 from sd_scripts.families.framepack.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.framepack.card.options import RECOMMENDED, FramePackOptions
@@ -29,7 +28,6 @@ from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.spec import Findings, OptionValues
 
 HUB_MODEL = "lllyasviel/FramePackI2V_HY"
-PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMER = "clean_x_embedder.proj.weight"
 """A key of a transformer of this kind."""
 IMAGE_ENCODER = "SigLIP image encoder"
@@ -56,11 +54,6 @@ CARD = replace(
     title="FramePack",
     derived_from=HUNYUAN_VIDEO.name,
     order=8,
-    scripts={
-        "lora": "framepack_train_network.py",
-        "full": "framepack_train.py",
-        "generate": "framepack_generate.py",
-    },
     groups=(*HUNYUAN_VIDEO.groups, FramePackOptions, ControlOptions),
     capabilities=HUNYUAN_VIDEO.capabilities | {"control_images", "start_image"},
     clips=ClipFacts(fps=30, frame_step=SECTION, begin_with_image=True),
@@ -74,10 +67,9 @@ CARD = replace(
         "network_args": "FramePack: exclude_patterns and include_patterns, as HunyuanVideo.",
         "blocks_to_swap": "FramePack takes up to 37, and each saves about 0.6 GB.",
     },
-    page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train all noise levels equally often.",
-        model_panel=("text_encoder1", "text_encoder2", "image_encoder", "f1"),
+    page=musubi_page(
+        RECOMMENDED,
+        ("text_encoder1", "text_encoder2", "image_encoder", "f1"),
         panels=(
             PanelCard(
                 group=FramePackOptions,
@@ -87,18 +79,13 @@ CARD = replace(
                 ),
             ),
         ),
-        use_hints=HUNYUAN_VIDEO.page.use_hints,
-        demo=RECOMMENDED,
         demo_prompts="--s 16",
     ),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="FramePack transformer",
-                folder="transformer",
-                prefixes=PREFIXES,
-                signature_keys=(TRANSFORMER,),
+            transformer(
+                "FramePack",
+                TRANSFORMER,
                 first_layer=FirstLayer(keys=("x_embedder.proj.weight",), channels=16, kind="FramePack model"),
             ),
             *TEXT_AND_VAE[:2],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sd_scripts.families.cards.memory_facts import units_of
 from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY as HUNYUAN_VIDEO
-from sd_scripts.options.spec import OptionValues
 
 IMAGE = 729
 """Tokens of the start image as SigLIP sees it."""
@@ -21,14 +21,10 @@ def tokens(width: int, height: int, frames: int) -> int:
     return (predicted + 2) * rows * columns + middle + far + IMAGE + LLAMA_TOKENS
 
 
-def units(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    return float(tokens(width, height, frames))
-
-
 MEMORY = replace(
     HUNYUAN_VIDEO,
     values={**HUNYUAN_VIDEO.values, "denoiser": 12_874_314_816, "text_encoder3": 428_225_600},
     lora={**HUNYUAN_VIDEO.lora, "denoiser": 4_300_800},
     projections=(),  # nothing is folded into them
-    units=units,
+    units=units_of(tokens),
 )

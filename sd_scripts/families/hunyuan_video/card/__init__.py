@@ -5,17 +5,14 @@ from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
-    ComponentCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
     HubCard,
-    PageCard,
     PlanCard,
     RecognitionCard,
 )
-from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED
+from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED, musubi_page
 from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.cards.shared_components import (
@@ -26,6 +23,8 @@ from sd_scripts.families.cards.shared_components import (
     LLAMA_MARKS,
     LLAMA_TOKENS,
     LLAMA_WIDTHS,
+    PREFIXES,
+    transformer,
 )
 from sd_scripts.families.hunyuan_video.card.hub_files import FILES
 from sd_scripts.families.hunyuan_video.card.memory_facts import MEMORY, tokens
@@ -37,7 +36,6 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "hunyuanvideo-community/HunyuanVideo"
-PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMERS = (
     "txt_in.individual_token_refiner.blocks.0.self_attn_qkv.weight",
     "context_embedder.token_refiner.refiner_blocks.0.attn.to_q.weight",
@@ -87,11 +85,6 @@ CARD = FamilyCard(
     name="hunyuan_video",
     title="HunyuanVideo",
     order=7,
-    scripts={
-        "lora": "hunyuan_video_train_network.py",
-        "full": "hunyuan_video_train.py",
-        "generate": "hunyuan_video_generate.py",
-    },
     groups=(HunyuanModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {"blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae", "start_image"}
@@ -112,24 +105,10 @@ CARD = FamilyCard(
         "tokenizer_cache_dir": "LLaMA-3's tokenizer, which HunyuanVideo needs, is not part of this package because of "
         "its licence: it comes from a folder tokenizer next to the base model, or from Hugging Face.",
     },
-    page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train all noise levels equally often.",
-        model_panel=("text_encoder1", "text_encoder2"),
-        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
-        demo=RECOMMENDED,
-        demo_prompts="--s 16",
-    ),
+    page=musubi_page(RECOMMENDED, ("text_encoder1", "text_encoder2"), demo_prompts="--s 16"),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="HunyuanVideo transformer",
-                folder="transformer",
-                prefixes=PREFIXES,
-                signature_keys=TRANSFORMERS,
-                first_layer=FIRST_LAYER,
-            ),
+            transformer("HunyuanVideo", *TRANSFORMERS, first_layer=FIRST_LAYER),
             *TEXT_AND_VAE,
         ),
         base_file="a HunyuanVideo file",
@@ -137,8 +116,6 @@ CARD = FamilyCard(
     ),
     network_modules=("networks.lora", "networks.lora_hunyuan_video"),
     network_rules=partial(read_rules, title="HunyuanVideo", excluded=r".*(img_mod|txt_mod|modulation).*"),
-    side_multiple=16,
-    token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LLAMA_TOKENS),
     plan=PlanCard(tokens=tokens, graphs=DOUBLE_AND_SINGLE, memory=MEMORY),
     sample_defaults=SamplePrompt(width=848, height=480, frames=61, steps=30, scale=1.0, guidance=6.0),

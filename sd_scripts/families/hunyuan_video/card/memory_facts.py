@@ -7,10 +7,9 @@ measured on an H200.
 from __future__ import annotations
 
 from sd_scripts.families.cards.clip_facts import latent_frames
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, units_of
 from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.cards.stream_memory import DOUBLE_BLOCK, projections_of, swapped
-from sd_scripts.options.spec import OptionValues
 
 DOUBLE_BLOCKS, SINGLE_BLOCKS = 20, 40
 
@@ -18,11 +17,6 @@ DOUBLE_BLOCKS, SINGLE_BLOCKS = 20, 40
 def tokens(width: int, height: int, frames: int) -> int:
     """Return the tokens of the longest sequence that attention sees of a sample."""
     return width // 16 * (height // 16) * latent_frames(frames) + LLAMA_TOKENS
-
-
-def units(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    """Return the tokens of clip and text."""
-    return float(tokens(width, height, frames))
 
 
 LANGUAGE_LAYER = 218_112_000
@@ -44,7 +38,7 @@ MEMORY = MemoryFacts(
     },
     swapped=swapped,
     most_swapped=37,
-    units=units,
+    units=units_of(tokens),
     activations=Activations(
         eager=Growing(7_500_000, 5e7),
         compiled=Growing(6_900_000, 5e7),

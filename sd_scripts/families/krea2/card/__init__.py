@@ -3,20 +3,18 @@
 from functools import partial
 
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     ComponentCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
     HubCard,
-    PageCard,
     PlanCard,
     RecognitionCard,
 )
-from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.flow_defaults import MUSUBI, musubi_page
 from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
-from sd_scripts.families.cards.shared_components import CAUSAL_VAE
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE, PREFIXES, transformer
 from sd_scripts.families.krea2.card.hub_files import FILES
 from sd_scripts.families.krea2.card.memory_facts import MEMORY
 from sd_scripts.families.krea2.card.options import RECOMMENDED, Krea2ModelOptions
@@ -31,7 +29,6 @@ from sd_scripts.options.optimization.flow import FlowOptions
 HUB_MODEL = "krea/Krea-2-Raw"
 LONGEST = 512
 """Tokens of caption and suffix; longer captions are truncated."""
-PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMERS = ("txtfusion.projector.weight", "text_fusion.projector.weight")
 """Keys of a transformer of this kind, in the original layout and in diffusers'."""
 INPUTS = ("first.weight", "img_in.weight")
@@ -59,7 +56,6 @@ CARD = FamilyCard(
     name="krea2",
     title="Krea 2",
     order=3,
-    scripts={"lora": "krea2_train_network.py", "full": "krea2_train.py", "generate": "krea2_generate.py"},
     groups=(Krea2ModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
@@ -77,23 +73,10 @@ CARD = FamilyCard(
         "blocks_to_swap": "Krea 2 takes up to 26, and each saves about 0.9 GB of GPU memory.",
         "equal_token_buckets": "All buckets of Krea 2 then share one graph for each length of captions.",
     },
-    page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train all noise levels equally often.",
-        model_panel=("qwen3_vl",),
-        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
-        demo=RECOMMENDED,
-    ),
+    page=musubi_page(RECOMMENDED, ("qwen3_vl",)),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="Krea 2 transformer",
-                folder="transformer",
-                prefixes=PREFIXES,
-                signature_keys=TRANSFORMERS,
-                first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Krea 2 model"),
-            ),
+            transformer("Krea 2", *TRANSFORMERS, first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Krea 2 model")),
             ComponentCard(
                 name="text_encoder1",
                 option="qwen3_vl",
@@ -111,8 +94,6 @@ CARD = FamilyCard(
     ),
     network_modules=("networks.lora", "networks.lora_krea2"),
     network_rules=partial(read_rules, title="Krea 2"),
-    side_multiple=16,
-    token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(graphs=ONE_KIND, speeds=SPEEDS, memory=MEMORY, share_above=share_above),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=28, scale=5.5),

@@ -6,18 +6,12 @@ counted, which gives FLUX.1's measured bytes to 1%.
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
-from sd_scripts.options.spec import OptionValues
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, image_tokens, units_of
 
 BLOCKS, BLOCK, NOT_LINEAR = 28, 434_159_872, 49_408
 """Number of blocks, values in a block, and how many of these are outside its Linear layers."""
 CAPTION = 128
 """Tokens of a usual caption."""
-
-
-def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    """Return the tokens of image and text."""
-    return float(width // 16 * (height // 16) * frames + CAPTION)
 
 
 MEMORY = MemoryFacts(
@@ -28,7 +22,7 @@ MEMORY = MemoryFacts(
     quantized={"denoiser": (BLOCKS * (BLOCK - NOT_LINEAR), 1_691_648), "text_encoder1": (3_532_390_400, 1_075_200)},
     swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
     most_swapped=26,
-    units=tokens,
+    units=units_of(image_tokens, CAPTION),
     activations=Activations(
         eager=Growing(8_260_000, 5.1e8),  # with the text fusion
         compiled=Growing(7_120_000, 5.1e8),

@@ -3,20 +3,18 @@
 from functools import partial
 
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     ComponentCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
     HubCard,
-    PageCard,
     PlanCard,
     RecognitionCard,
 )
-from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.flow_defaults import MUSUBI, musubi_page
 from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
-from sd_scripts.families.cards.shared_components import CAUSAL_VAE, CAUSAL_VAE_MARKS
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE, CAUSAL_VAE_MARKS, PREFIXES, transformer
 from sd_scripts.families.qwen_image.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.qwen_image.card.hub_files import FILES
 from sd_scripts.families.qwen_image.card.memory_facts import MEMORY
@@ -32,7 +30,6 @@ HUB_MODEL = "Qwen/Qwen-Image"
 LONGEST = 1024
 """Tokens of caption and suffix; longer captions are truncated."""
 
-PREFIXES = ("", "model.diffusion_model.")
 TRANSFORMER = "transformer_blocks.0.txt_mlp.net.0.proj.weight"
 """A key of a transformer of this kind."""
 ZERO_COND_T = "__index_timestep_zero__"
@@ -62,11 +59,6 @@ CARD = FamilyCard(
     name="qwen_image",
     title="Qwen-Image",
     order=3,
-    scripts={
-        "lora": "qwen_image_train_network.py",
-        "full": "qwen_image_train.py",
-        "generate": "qwen_image_generate.py",
-    },
     groups=(QwenImageModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
@@ -86,21 +78,12 @@ CARD = FamilyCard(
         "blocks_to_swap": "Qwen-Image takes up to 58, and each saves about 0.7 GB of GPU memory.",
         "equal_token_buckets": "All buckets of Qwen-Image then share one graph for each length of captions.",
     },
-    page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train all noise levels equally often.",
-        model_panel=("text_encoder",),
-        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
-        demo=RECOMMENDED,
-    ),
+    page=musubi_page(RECOMMENDED, ("text_encoder",)),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="Qwen-Image transformer",
-                folder="transformer",
-                prefixes=PREFIXES,
-                signature_keys=(TRANSFORMER,),
+            transformer(
+                "Qwen-Image",
+                TRANSFORMER,
                 first_layer=FirstLayer(keys=("img_in.weight",), channels=64, kind="Qwen-Image model"),
             ),
             ComponentCard(
@@ -120,8 +103,6 @@ CARD = FamilyCard(
     ),
     network_modules=("networks.lora", "networks.lora_qwen_image"),
     network_rules=partial(read_rules, title="Qwen-Image"),
-    side_multiple=16,
-    token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(graphs=ONE_KIND, memory=MEMORY, share_above=share_above),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=4.0),

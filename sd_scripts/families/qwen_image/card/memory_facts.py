@@ -5,17 +5,11 @@ Activations are not measured yet: they follow from FLUX.1's, whose blocks have t
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
-from sd_scripts.options.spec import OptionValues
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, image_tokens, units_of
 
 BLOCKS, BLOCK = 60, 339_831_296
 CAPTION = 128
 """Tokens of a usual caption."""
-
-
-def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    """Return the tokens of image and text."""
-    return float(width // 16 * (height // 16) * frames + CAPTION)
 
 
 MEMORY = MemoryFacts(
@@ -26,7 +20,7 @@ MEMORY = MemoryFacts(
     quantized={"denoiser": (BLOCKS * 339_738_624, 5_529_600), "text_encoder1": (6_525_288_448, 1_390_592)},
     swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
     most_swapped=58,
-    units=tokens,
+    units=units_of(image_tokens, CAPTION),
     activations=Activations(
         eager=Growing(8_420_000, 5e7),
         compiled=Growing(7_000_000, 5e7),

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.shared_components import PREFIXES
 from sd_scripts.families.qwen_image.card import CARD as QWEN_IMAGE
-from sd_scripts.families.qwen_image.card import PREFIXES, TRANSFORMER, ZERO_COND_T
+from sd_scripts.families.qwen_image.card import TRANSFORMER, ZERO_COND_T
 from sd_scripts.families.qwen_image_edit.card.checks import version_without_training
 from sd_scripts.families.qwen_image_edit.card.hub_files import FILES
 from sd_scripts.families.qwen_image_edit.card.memory_facts import MEMORY
@@ -64,11 +65,6 @@ CARD = replace(
     title="Qwen-Image-Edit",
     derived_from=QWEN_IMAGE.name,
     order=4,
-    scripts={
-        "lora": "qwen_image_edit_train_network.py",
-        "full": "qwen_image_edit_train.py",
-        "generate": "qwen_image_edit_generate.py",
-    },
     groups=(*QWEN_IMAGE.groups, ControlOptions),
     capabilities=QWEN_IMAGE.capabilities | {"control_images"},
     longest_control=200,  # in the image processor of its text encoder

@@ -42,12 +42,7 @@ CARD = FamilyCard(
     name="sdxl",
     title="SDXL",
     order=0,
-    scripts={
-        "lora": "sdxl_train_network.py",
-        "full": "sdxl_train.py",
-        "textual_inversion": "sdxl_train_textual_inversion.py",
-        "generate": "sdxl_generate.py",
-    },
+    more_methods=("textual_inversion",),
     groups=(MemoryOptions,),
     capabilities=frozenset(
         {
@@ -114,6 +109,7 @@ CARD = FamilyCard(
     ),
     network_rules=read_block_rules,
     side_multiple=8,
+    token_multiple=32,
     text_limit=text_limit,
     plan=PlanCard(graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
     recognition=RecognitionCard(

@@ -5,20 +5,26 @@ from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     ComponentCard,
     FamilyCard,
     FilesCard,
     HubCard,
-    PageCard,
     PanelCard,
     PlanCard,
     RecognitionCard,
 )
-from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.flow_defaults import MUSUBI, musubi_page
 from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
-from sd_scripts.families.cards.shared_components import CAUSAL_VAE, UMT5, UMT5_MARKS, UMT5_TOKENS, UMT5_WIDTHS
+from sd_scripts.families.cards.shared_components import (
+    CAUSAL_VAE,
+    PREFIXES,
+    UMT5,
+    UMT5_MARKS,
+    UMT5_TOKENS,
+    UMT5_WIDTHS,
+    transformer,
+)
 from sd_scripts.families.wan.card.checks import PROBLEMS, REMARKS
 from sd_scripts.families.wan.card.experts import trains_both
 from sd_scripts.families.wan.card.hub_files import FILES
@@ -32,9 +38,9 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimization.flow import FlowOptions
 
 HUB_MODEL = "Wan-AI/Wan2.1-T2V-14B-Diffusers"
-PREFIXES = ("", "model.diffusion_model.")
 OFFICIAL, DIFFUSERS = "blocks.0.self_attn.norm_q.weight", "condition_embedder.time_proj.weight"
 """Keys of a transformer, in official and in diffusers' files."""
+TRANSFORMER = transformer("Wan", OFFICIAL, DIFFUSERS)
 PATCH = "patch_embedding.weight"
 IMAGE_PREFIXES = ("visual.", "vision_model.", "")
 IMAGE_ENCODERS = ("cls_embedding", "embeddings.class_embedding")
@@ -67,7 +73,6 @@ CARD = FamilyCard(
     name="wan",
     title="Wan",
     order=5,
-    scripts={"lora": "wan_train_network.py", "full": "wan_train.py", "generate": "wan_generate.py"},
     groups=(WanModelOptions, WanSamplingOptions, FlowOptions, MemoryOptions, ControlOptions),
     capabilities=frozenset(
         {
@@ -89,27 +94,18 @@ CARD = FamilyCard(
         "control_directory": "Wan: control clips of a Fun-Control model, under the names of the clips.",
         "blocks_to_swap": "Wan 14B takes up to 38, and each saves about 0.7 GB of GPU memory.",
     },
-    page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train all noise levels equally often.",
-        model_panel=("t5", "clip", "dit_high_noise", "task"),
+    page=musubi_page(
+        RECOMMENDED,
+        ("t5", "clip", "dit_high_noise", "task"),
         panels=(
             PanelCard(
                 group=WanSamplingOptions, names=("sample_solver", "timestep_boundary", "guidance_scale_high_noise")
             ),
         ),
-        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
-        demo=RECOMMENDED,
     ),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="Wan transformer",
-                folder="transformer",
-                prefixes=PREFIXES,
-                signature_keys=(OFFICIAL, DIFFUSERS),
-            ),
+            TRANSFORMER,
             UMT5,
             replace(CAUSAL_VAE, title="Wan's VAE"),
             ComponentCard(
@@ -123,14 +119,13 @@ CARD = FamilyCard(
                 signature_keys=IMAGE_ENCODERS,
                 optional=True,
             ),
-            ComponentCard(
+            replace(
+                TRANSFORMER,
                 name=HIGH_NOISE,
                 option="dit_high_noise",
-                kind="Wan transformer",
                 title="Wan 2.2's model for high noise",
+                folder="",
                 fitting=MODELS,
-                prefixes=PREFIXES,
-                signature_keys=(OFFICIAL, DIFFUSERS),
                 optional=True,
             ),
         ),
@@ -139,9 +134,7 @@ CARD = FamilyCard(
     ),
     network_modules=("networks.lora", "networks.lora_wan"),
     network_rules=partial(read_rules, title="Wan"),
-    side_multiple=16,
     bucket_multiple=16,
-    token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=UMT5_TOKENS),
     plan=PlanCard(
         tokens=tokens, graphs=ONE_KIND, memory=MEMORY, memory_of_others=(MEMORY_OF_1_3B,), trains_two=trains_both

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sd_scripts.families.cards.clip_facts import latent_frames
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, units_of
 
 
 def tokens(width: int, height: int, frames: int) -> int:
@@ -35,7 +35,7 @@ def memory_of(
         },
         swapped=lambda blocks_to_swap: blocks_to_swap * block,
         most_swapped=blocks - 2,
-        units=lambda width, height, frames, settings: float(tokens(width, height, frames)),
+        units=units_of(tokens),
         activations=Activations(
             eager=Growing(kept, 5e7),
             compiled=Growing(0.8 * kept, 5e7),

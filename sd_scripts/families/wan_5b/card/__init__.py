@@ -5,9 +5,9 @@ from dataclasses import replace
 from sd_scripts.families.cards.clip_facts import ClipFacts, latent_frames
 from sd_scripts.families.cards.family_card import VAE, PanelCard
 from sd_scripts.families.cards.flow_defaults import MUSUBI
-from sd_scripts.families.cards.shared_components import CAUSAL_VAE_KEYS, CAUSAL_VAE_KIND
+from sd_scripts.families.cards.shared_components import CAUSAL_VAE_KEYS, CAUSAL_VAE_KIND, PREFIXES
 from sd_scripts.families.wan.card import CARD as WAN
-from sd_scripts.families.wan.card import DIFFUSERS, OFFICIAL, PATCH, PREFIXES
+from sd_scripts.families.wan.card import DIFFUSERS, OFFICIAL, PATCH
 from sd_scripts.families.wan.card.memory_facts import memory_of
 from sd_scripts.families.wan_5b.card.hub_files import FILES
 from sd_scripts.families.wan_5b.card.options import Wan5BOptions
@@ -45,7 +45,6 @@ CARD = replace(
     title="Wan 2.2 5B",
     derived_from=WAN.name,
     order=6,
-    scripts={"lora": "wan_5b_train_network.py", "full": "wan_5b_train.py", "generate": "wan_5b_generate.py"},
     capabilities=WAN.capabilities - {"control_clips", "end_image", "experts"},
     groups=(*(group for group in WAN.groups if group is not ControlOptions), Wan5BOptions),
     clips=ClipFacts(fps=24, bucket_steps=32),

@@ -3,19 +3,17 @@
 from functools import partial
 
 from sd_scripts.families.cards.family_card import (
-    DENOISER,
     ComponentCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
     HubCard,
-    PageCard,
     PlanCard,
     RecognitionCard,
 )
-from sd_scripts.families.cards.flow_defaults import MUSUBI
+from sd_scripts.families.cards.flow_defaults import MUSUBI, musubi_page
 from sd_scripts.families.cards.layer_patterns import read_rules
-from sd_scripts.families.cards.shared_components import FLUX_VAE
+from sd_scripts.families.cards.shared_components import FLUX_VAE, PREFIXES, transformer
 from sd_scripts.families.z_image.card.checks import REMARKS
 from sd_scripts.families.z_image.card.hub_files import FILES
 from sd_scripts.families.z_image.card.memory_facts import MEMORY, image_tokens
@@ -31,7 +29,6 @@ from sd_scripts.options.optimization.flow import FlowOptions
 HUB_MODEL, TURBO_MODEL = "Tongyi-MAI/Z-Image", "Tongyi-MAI/Z-Image-Turbo"
 LONGEST = 512
 """Tokens of a caption with the text around it; longer ones are truncated."""
-PREFIXES = ("", "model.diffusion_model.")
 FILLING = "cap_pad_token"
 """A key of a transformer of this kind, in every layout."""
 INPUTS = ("x_embedder.weight", "all_x_embedder.2-1.weight")
@@ -57,7 +54,6 @@ CARD = FamilyCard(
     name="z_image",
     title="Z-Image",
     order=4,
-    scripts={"lora": "z_image_train_network.py", "full": "z_image_train.py", "generate": "z_image_generate.py"},
     groups=(Qwen3Options, FlowOptions, MemoryOptions),
     capabilities=frozenset(
         {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
@@ -73,23 +69,10 @@ CARD = FamilyCard(
         "training_adapter": "Z-Image Turbo is trained with zimage_turbo_training_adapter_v2.safetensors.",
         "blocks_to_swap": "Z-Image takes up to 28, and each saves about 0.4 GB.",
     },
-    page=PageCard(
-        recommended=RECOMMENDED,
-        recommended_note="The defaults train all noise levels equally often.",
-        model_panel=("qwen3",),
-        use_hints={"full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI)."},
-        demo=RECOMMENDED,
-    ),
+    page=musubi_page(RECOMMENDED, ("qwen3",)),
     files=FilesCard(
         components=(
-            ComponentCard(
-                name=DENOISER,
-                kind="Z-Image transformer",
-                folder="transformer",
-                prefixes=PREFIXES,
-                signature_keys=(FILLING,),
-                first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Z-Image model"),
-            ),
+            transformer("Z-Image", FILLING, first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Z-Image model")),
             ComponentCard(
                 name="text_encoder1",
                 option="qwen3",
@@ -107,8 +90,6 @@ CARD = FamilyCard(
     ),
     network_modules=("networks.lora", "networks.lora_zimage"),
     network_rules=partial(read_rules, title="Z-Image", excluded=r".*(_modulation|_refiner).*"),
-    side_multiple=16,
-    token_multiple=16,
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(tokens=image_tokens, graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=5.0),

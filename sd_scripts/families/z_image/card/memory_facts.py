@@ -5,8 +5,7 @@ Those with checkpointing are not measured yet: they follow from FLUX.1's by the 
 
 from __future__ import annotations
 
-from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts
-from sd_scripts.options.spec import OptionValues
+from sd_scripts.families.cards.memory_facts import Activations, Growing, MemoryFacts, units_of
 
 BLOCK = 180_910_336
 CAPTION = 128
@@ -18,11 +17,6 @@ def image_tokens(width: int, height: int, frames: int) -> int:
     return -(-(width // 16) * (height // 16) * frames // 32) * 32
 
 
-def tokens(width: int, height: int, frames: int, settings: OptionValues) -> float:
-    """Return the tokens of image and text."""
-    return float(image_tokens(width, height, frames) + CAPTION)
-
-
 MEMORY = MemoryFacts(
     values={"denoiser": 6_154_908_736, "text_encoder1": 3_921_534_720, "vae": 83_819_683},
     largest_block=BLOCK,
@@ -31,7 +25,7 @@ MEMORY = MemoryFacts(
     quantized={"denoiser": (6_142_033_920, 1_840_640), "text_encoder1": (3_532_390_400, 1_075_200)},
     swapped=lambda blocks_to_swap: blocks_to_swap * BLOCK,
     most_swapped=28,
-    units=tokens,
+    units=units_of(image_tokens, CAPTION),
     activations=Activations(
         eager=Growing(6_500_000, 5e7),
         compiled=Growing(4_750_000, 5e7),

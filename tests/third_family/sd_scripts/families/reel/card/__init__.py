@@ -17,7 +17,7 @@ CARD = FamilyCard(
     name="reel",
     title="Reel",
     order=9,
-    scripts={"lora": "reel_train_network.py", "full": "reel_train.py", "generate": "reel_generate.py"},
+    side_multiple=8,
     groups=(FlowOptions, ReelOptions),
     capabilities=frozenset({"prediction_types", "trains_text"}),
     clips=ClipFacts(fps=8, frame_step=2, bucket_steps=32),
