@@ -8,12 +8,12 @@ PREFIXES = ("", "model.diffusion_model.")
 
 
 def transformer(
-    title: str, *signature_keys: str, prefixes: tuple[str, ...] = PREFIXES, first_layer: FirstLayer | None = None
+    kind: str, *signature_keys: str, prefixes: tuple[str, ...] = PREFIXES, first_layer: FirstLayer | None = None
 ) -> ComponentCard:
-    """Return the transformer of a family with this title."""
+    """Return the transformer of a family."""
     return ComponentCard(
         name=DENOISER,
-        kind=f"{title} transformer",
+        kind=kind,
         folder="transformer",
         prefixes=prefixes,
         signature_keys=signature_keys,

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.families.flux.model import DoubleBlock, Embedder, FluxParams, FluxTransformer, SingleBlock, block_sizes
+from sd_scripts.families.common.blocks.original_layout import VectorEmbedder
+from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, SingleBlock, block_sizes
 from sd_scripts.library.diffusion.dit_layers import EPS, timestep_embedding
 from sd_scripts.library.files.state_dicts import count
 
@@ -60,7 +61,7 @@ class Approximator(nn.Module):
         super().__init__()
         width, layers = shape.approximator_width, range(shape.approximator_layers)
         self.in_proj = nn.Linear(shape.approximator_channels, width)
-        self.layers = nn.ModuleList(Embedder(width, width) for _ in layers)
+        self.layers = nn.ModuleList(VectorEmbedder(width, width) for _ in layers)
         self.norms = nn.ModuleList(ScaledRMSNorm(width) for _ in layers)
         self.out_proj = nn.Linear(width, shape.width)
 

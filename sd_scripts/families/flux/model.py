@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.families.common.blocks.streams import attend_jointly, double_stream
-from sd_scripts.library.diffusion.attention import attention, padding_mask
+from sd_scripts.families.common.blocks.original_layout import FinalLayer, QKNorm, SelfAttention, VectorEmbedder
+from sd_scripts.families.common.blocks.streams import attend, attend_jointly, double_stream
+from sd_scripts.library.diffusion.attention import padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
     TIME_CHANNELS,
@@ -31,7 +32,6 @@ from sd_scripts.library.diffusion.dit_layers import (
     timestep_embedding,
 )
 from sd_scripts.library.files.state_dicts import count
-from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
 
 
@@ -77,48 +77,6 @@ def block_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     }
 
 
-class Embedder(nn.Module):
-    """Two-layer MLP from a vector to the model's width."""
-
-    def __init__(self, features: int, width: int):
-        super().__init__()
-        self.in_layer = nn.Linear(features, width)
-        self.out_layer = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out_layer(F.silu(self.in_layer(x)))
-
-
-class RMSNorm(nn.Module):
-    """The scale of normalised heads, which `normed_and_rotated` applies."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-
-
-class QKNorm(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.query_norm = RMSNorm(width)
-        self.key_norm = RMSNorm(width)
-
-
-class SelfAttention(nn.Module):
-    """Projections around a joint attention."""
-
-    def __init__(self, shape: FluxParams):
-        super().__init__()
-        self.heads = shape.heads
-        self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.norm = QKNorm(shape.head_width)
-        self.proj = nn.Linear(shape.width, shape.width)
-
-    def qkv_heads(self, x: Tensor) -> list[Tensor]:
-        """(B, S, W) -> q, k, v, each (B, S, H, D)."""
-        return heads_of(project_split(self.qkv, x, (x.shape[-1],) * 3), self.heads)
-
-
 class Modulation(nn.Module):
     """Computes shift, scale and gate from the vector of time, guidance and text."""
 
@@ -141,10 +99,10 @@ class DoubleBlock(nn.Module):
         """The modulations make of `vec` shift, scale and gate, each (B, 1, W), for attention and again for the MLP."""
         super().__init__()
         self.img_mod = img_mod
-        self.img_attn = SelfAttention(shape)
+        self.img_attn = SelfAttention(shape.width, shape.heads)
         self.img_mlp = mlp(shape)
         self.txt_mod = txt_mod
-        self.txt_attn = SelfAttention(shape)
+        self.txt_attn = SelfAttention(shape.width, shape.heads)
         self.txt_mlp = mlp(shape)
 
     def forward(
@@ -186,23 +144,9 @@ class SingleBlock(nn.Module):
         """x (B, S, W) of image and text, vec as the modulation takes it, mask as padding_mask returns it -> x."""
         shift, scale, gate = self.modulation(vec)
         *qkv, hidden = project_split(self.linear1, modulate(x, shift, scale), self.widths)
-        q, k, v = heads_of(qkv, self.heads)
-        q = normed_and_rotated([q], [self.norm.query_norm.scale], rope)
-        k = normed_and_rotated([k], [self.norm.key_norm.scale], rope)
-        out = attention(q, k, v, mask)
+        norm = self.norm
+        out = attend(heads_of(qkv, self.heads), norm.query_norm.scale, norm.key_norm.scale, rope, mask)
         return x + gate * self.linear2(torch.cat((out, self.gelu(hidden)), dim=-1))
-
-
-class FinalLayer(nn.Module):
-    def __init__(self, shape: FluxParams, modulation: nn.Module):
-        """`modulation` makes of `vec` shift and scale, (B, 2W)."""
-        super().__init__()
-        self.linear = nn.Linear(shape.width, shape.channels)
-        self.adaLN_modulation = modulation
-
-    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
-        return self.linear(modulate(x, shift, scale))
 
 
 class FluxTransformer(BlockTransformer):
@@ -214,15 +158,15 @@ class FluxTransformer(BlockTransformer):
         self.txt_in = nn.Linear(shape.text_width, shape.width)
         self.double_blocks = nn.ModuleList(self.double_block() for _ in range(shape.double_blocks))
         self.single_blocks = nn.ModuleList(self.single_block() for _ in range(shape.single_blocks))
-        self.final_layer = FinalLayer(shape, self.last_modulation())
+        self.final_layer = FinalLayer(shape.width, shape.channels, self.last_modulation())
 
     def add_conditioning(self) -> None:
         """Add the modules that `conditioning` calls."""
         shape = self.shape
-        self.time_in = Embedder(TIME_CHANNELS, shape.width)
-        self.vector_in = Embedder(shape.pooled_width, shape.width)
+        self.time_in = VectorEmbedder(TIME_CHANNELS, shape.width)
+        self.vector_in = VectorEmbedder(shape.pooled_width, shape.width)
         if shape.guidance:
-            self.guidance_in = Embedder(TIME_CHANNELS, shape.width)
+            self.guidance_in = VectorEmbedder(TIME_CHANNELS, shape.width)
 
     def double_block(self) -> DoubleBlock:
         width = self.shape.width

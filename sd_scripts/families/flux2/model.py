@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.diffusion.attention import attention
+from sd_scripts.families.common.blocks.original_layout import FinalLayer, QKNorm, SelfAttention, VectorEmbedder
+from sd_scripts.families.common.blocks.streams import attend, attend_jointly
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
     TIME_CHANNELS,
@@ -28,7 +29,6 @@ from sd_scripts.library.diffusion.dit_layers import (
     timestep_embedding,
 )
 from sd_scripts.library.files.state_dicts import count
-from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
 
 ROPE_BASE = 2_000
@@ -71,48 +71,6 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
-class Embedder(nn.Module):
-    """Two-layer MLP from a vector to the model's width."""
-
-    def __init__(self, features: int, width: int):
-        super().__init__()
-        self.in_layer = linear(features, width)
-        self.out_layer = linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out_layer(F.silu(self.in_layer(x)))
-
-
-class RMSNorm(nn.Module):
-    """The scale of normalised heads, which `normed_and_rotated` applies."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-
-
-class QKNorm(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.query_norm = RMSNorm(width)
-        self.key_norm = RMSNorm(width)
-
-
-class SelfAttention(nn.Module):
-    """Projections around a joint attention."""
-
-    def __init__(self, params: Flux2Params):
-        super().__init__()
-        self.heads = params.heads
-        self.qkv = linear(params.width, 3 * params.width)
-        self.norm = QKNorm(params.head_width)
-        self.proj = linear(params.width, params.width)
-
-    def qkv_heads(self, x: Tensor) -> list[Tensor]:
-        """(B, S, W) -> q, k, v, each (B, S, H, D)."""
-        return heads_of(project_split(self.qkv, x, (x.shape[-1],) * 3), self.heads)
-
-
 class GatedSiLU(nn.Module):
     """(..., 2M) -> (..., M): the first half gates the second."""
 
@@ -142,9 +100,9 @@ def mlp(params: Flux2Params) -> nn.Sequential:
 class DoubleBlock(nn.Module):
     def __init__(self, params: Flux2Params):
         super().__init__()
-        self.img_attn = SelfAttention(params)
+        self.img_attn = SelfAttention(params.width, params.heads, bias=False)
         self.img_mlp = mlp(params)
-        self.txt_attn = SelfAttention(params)
+        self.txt_attn = SelfAttention(params.width, params.heads, bias=False)
         self.txt_mlp = mlp(params)
 
     def forward(self, img: Tensor, txt: Tensor, img_mod: Tensor, txt_mod: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
@@ -154,12 +112,9 @@ class DoubleBlock(nn.Module):
 
         img_qkv = self.img_attn.qkv_heads(modulate(img, img_shift1, img_scale1))
         txt_qkv = self.txt_attn.qkv_heads(modulate(txt, txt_shift1, txt_scale1))
-        queries, keys, values = zip(txt_qkv, img_qkv, strict=True)
         norms = self.txt_attn.norm, self.img_attn.norm
-        q = normed_and_rotated(queries, [norm.query_norm.scale for norm in norms], rope)  # (B, T + N, H, D)
-        k = normed_and_rotated(keys, [norm.key_norm.scale for norm in norms], rope)
-        out = attention(q, k, torch.cat(values, dim=1), None)
-        txt_out, img_out = out.split((txt.shape[1], img.shape[1]), dim=1)
+        query_norms, key_norms = [norm.query_norm.scale for norm in norms], [norm.key_norm.scale for norm in norms]
+        txt_out, img_out = attend_jointly(txt_qkv, img_qkv, query_norms, key_norms, rope, None)
 
         img = img + img_gate1 * self.img_attn.proj(img_out)
         img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
@@ -184,22 +139,8 @@ class SingleBlock(nn.Module):
         """x (B, S, W) of text and images, modulation (B, 1, 3W) -> x."""
         shift, scale, gate = mod.chunk(3, dim=-1)
         *qkv, hidden = project_split(self.linear1, modulate(x, shift, scale), self.widths)
-        q, k, v = heads_of(qkv, self.heads)
-        q = normed_and_rotated([q], [self.norm.query_norm.scale], rope)
-        k = normed_and_rotated([k], [self.norm.key_norm.scale], rope)
-        out = attention(q, k, v, None)
+        out = attend(heads_of(qkv, self.heads), self.norm.query_norm.scale, self.norm.key_norm.scale, rope)
         return x + gate * self.linear2(torch.cat((out, self.gate(hidden)), dim=-1))
-
-
-class FinalLayer(nn.Module):
-    def __init__(self, params: Flux2Params):
-        super().__init__()
-        self.linear = linear(params.width, params.channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), linear(params.width, 2 * params.width))
-
-    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
-        return self.linear(modulate(x, shift, scale))
 
 
 class Flux2Transformer(BlockTransformer):
@@ -207,14 +148,15 @@ class Flux2Transformer(BlockTransformer):
         super().__init__()
         self.params = params
         self.img_in = linear(params.channels, params.width)
-        self.time_in = Embedder(TIME_CHANNELS, params.width)
+        self.time_in = VectorEmbedder(TIME_CHANNELS, params.width, bias=False)
         self.txt_in = linear(params.text_width, params.width)
         self.double_stream_modulation_img = Modulation(params.width, 2)
         self.double_stream_modulation_txt = Modulation(params.width, 2)
         self.single_stream_modulation = Modulation(params.width, 1)
         self.double_blocks = nn.ModuleList(DoubleBlock(params) for _ in range(params.double_blocks))
         self.single_blocks = nn.ModuleList(SingleBlock(params) for _ in range(params.single_blocks))
-        self.final_layer = FinalLayer(params)
+        modulation = nn.Sequential(nn.SiLU(), linear(params.width, 2 * params.width))
+        self.final_layer = FinalLayer(params.width, params.channels, modulation, bias=False)
 
     def forward(
         self, img: Tensor, txt: Tensor, timesteps: Tensor, grid: Grid, control_grids: tuple[Grid, ...] = ()

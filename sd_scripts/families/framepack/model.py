@@ -21,6 +21,7 @@ from sd_scripts.families.common.blocks.streams import (
     FeedForward,
     HeadNorm,
     Modulation,
+    attend,
     attend_jointly,
     double_stream,
 )
@@ -47,7 +48,6 @@ from sd_scripts.library.diffusion.dit_layers import (
     unpack_clip,
 )
 from sd_scripts.library.files.state_dicts import count
-from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_together
 
 
@@ -194,10 +194,7 @@ class HunyuanVideoSingleTransformerBlock(nn.Module):
         shift, scale, gate = self.norm(vec)
         normed = modulate(x, shift, scale)
         attn = self.attn
-        q, k, v = attn.qkv(normed)
-        q = normed_and_rotated([q], [attn.norm_q.weight], rope)
-        k = normed_and_rotated([k], [attn.norm_k.weight], rope)
-        out = attention(q, k, v, mask)
+        out = attend(attn.qkv(normed), attn.norm_q.weight, attn.norm_k.weight, rope, mask)
         return x + gate * self.proj_out(torch.cat((out, self.act_mlp(self.proj_mlp(normed))), dim=-1))
 
 

@@ -15,7 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.families.common.blocks.streams import Embedder, HeadNorm, Modulation, attend_jointly, double_stream
+from sd_scripts.families.common.blocks.original_layout import FinalLayer, VectorEmbedder
+from sd_scripts.families.common.blocks.streams import (
+    Embedder,
+    HeadNorm,
+    Modulation,
+    attend,
+    attend_jointly,
+    double_stream,
+)
 from sd_scripts.library.diffusion.attention import attention, padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (
@@ -36,7 +44,6 @@ from sd_scripts.library.diffusion.dit_layers import (
     unpack_clip,
 )
 from sd_scripts.library.files.state_dicts import count
-from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_split
 
 ROPE_BASE = 256
@@ -102,16 +109,6 @@ class TimestepEmbedder(nn.Module):
     def forward(self, t: Tensor, dtype: torch.dtype) -> Tensor:
         """Timesteps or guidance (B,) float32, which are multiplied by 1000 -> (B, W)."""
         return self.mlp(timestep_embedding(t).to(dtype))  # type: ignore[no-any-return]
-
-
-class VectorEmbedder(nn.Module):
-    def __init__(self, features: int, width: int):
-        super().__init__()
-        self.in_layer = nn.Linear(features, width)
-        self.out_layer = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out_layer(F.silu(self.in_layer(x)))
 
 
 class MLP(nn.Module):
@@ -233,22 +230,8 @@ class MMSingleStreamBlock(nn.Module):
         """x (B, S, W) of clip and text, vec (B, W) -> x."""
         shift, scale, gate = self.modulation(vec)
         *qkv, hidden = project_split(self.linear1, modulate(x, shift, scale), self.widths)
-        q, k, v = heads_of(qkv, self.heads)
-        q = normed_and_rotated([q], [self.q_norm.weight], rope)
-        k = normed_and_rotated([k], [self.k_norm.weight], rope)
-        out = attention(q, k, v, mask)
+        out = attend(heads_of(qkv, self.heads), self.q_norm.weight, self.k_norm.weight, rope, mask)
         return x + gate * self.linear2(torch.cat((out, self.mlp_act(hidden)), dim=-1))
-
-
-class FinalLayer(nn.Module):
-    def __init__(self, params: HunyuanParams):
-        super().__init__()
-        self.linear = nn.Linear(params.width, PATCH * PATCH * params.channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(params.width, 2 * params.width))
-
-    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
-        return self.linear(modulate(x, shift, scale))
 
 
 class HunyuanVideoTransformer(BlockTransformer):
@@ -262,7 +245,8 @@ class HunyuanVideoTransformer(BlockTransformer):
         self.guidance_in = TimestepEmbedder(params.width)
         self.double_blocks = nn.ModuleList(MMDoubleStreamBlock(params) for _ in range(params.double_blocks))
         self.single_blocks = nn.ModuleList(MMSingleStreamBlock(params) for _ in range(params.single_blocks))
-        self.final_layer = FinalLayer(params)
+        modulation = nn.Sequential(nn.SiLU(), nn.Linear(params.width, 2 * params.width))
+        self.final_layer = FinalLayer(params.width, PATCH * PATCH * params.channels, modulation)
 
     @property
     def first_layer(self) -> nn.Module:

@@ -86,7 +86,7 @@ CARD = FamilyCard(
     files=FilesCard(
         components=(
             transformer(
-                "Anima",
+                "Anima transformer",
                 *TRANSFORMERS,
                 prefixes=PREFIXES,
                 first_layer=FirstLayer(

@@ -39,21 +39,31 @@ def double_stream(
 
 
 def attend_jointly(
-    img: Sequence[Tensor],
-    txt: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
     query_norms: Sequence[Tensor],
     key_norms: Sequence[Tensor],
     rope: Rope,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention's outputs (B, N, W) and (B, T, W) for queries, keys and values of img, each (B, N, H, D), and of
-    txt, (B, T, H, D). The norms' scales (D,): img's, txt's."""
-    queries, keys, values = zip(img, txt, strict=True)
+    """Return attention's outputs (B, N, W) and (B, T, W) for queries, keys and values of one stream, each (B, N, H, D),
+    and of another, (B, T, H, D), which follows it. The norms' scales (D,): the first one's, the second one's."""
+    queries, keys, values = zip(first, second, strict=True)
     q = normed_and_rotated(queries, query_norms, rope)  # (B, N + T, H, D)
     k = normed_and_rotated(keys, key_norms, rope)
     out = attention(q, k, torch.cat(values, dim=1), mask)
-    img_out, txt_out = out.split((img[0].shape[1], txt[0].shape[1]), dim=1)
-    return img_out, txt_out
+    of_first, of_second = out.split((first[0].shape[1], second[0].shape[1]), dim=1)
+    return of_first, of_second
+
+
+def attend(
+    qkv: Sequence[Tensor], query_norm: Tensor, key_norm: Tensor, rope: Rope, mask: Tensor | None = None
+) -> Tensor:
+    """Return attention's output (B, S, W) for queries, keys and values of one stream, each (B, S, H, D)."""
+    q, k, v = qkv
+    q = normed_and_rotated([q], [query_norm], rope)
+    k = normed_and_rotated([k], [key_norm], rope)
+    return attention(q, k, v, mask)
 
 
 class HeadNorm(nn.Module):

@@ -155,7 +155,7 @@ CARD = FamilyCard(
     ),
     files=FilesCard(
         components=(
-            transformer("FLUX.1", *TRANSFORMERS, first_layer=FIRST_LAYER),
+            transformer("FLUX.1 transformer", *TRANSFORMERS, first_layer=FIRST_LAYER),
             CLIP_L,
             ComponentCard(
                 name="text_encoder2",

@@ -80,7 +80,9 @@ CARD = FamilyCard(
     files=FilesCard(
         components=(
             transformer(
-                "FLUX.2", *TRANSFORMERS, first_layer=FirstLayer(keys=INPUTS, channels=128, kind="FLUX.2 model")
+                "FLUX.2 transformer",
+                *TRANSFORMERS,
+                first_layer=FirstLayer(keys=INPUTS, channels=128, kind="FLUX.2 model"),
             ),
             ComponentCard(
                 name="text_encoder1",

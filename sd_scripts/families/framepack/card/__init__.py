@@ -84,7 +84,7 @@ CARD = replace(
     files=FilesCard(
         components=(
             transformer(
-                "FramePack",
+                "FramePack transformer",
                 TRANSFORMER,
                 first_layer=FirstLayer(keys=("x_embedder.proj.weight",), channels=16, kind="FramePack model"),
             ),

@@ -108,7 +108,7 @@ CARD = FamilyCard(
     page=musubi_page(RECOMMENDED, ("text_encoder1", "text_encoder2"), demo_prompts="--s 16"),
     files=FilesCard(
         components=(
-            transformer("HunyuanVideo", *TRANSFORMERS, first_layer=FIRST_LAYER),
+            transformer("HunyuanVideo transformer", *TRANSFORMERS, first_layer=FIRST_LAYER),
             *TEXT_AND_VAE,
         ),
         base_file="a HunyuanVideo file",

@@ -76,7 +76,11 @@ CARD = FamilyCard(
     page=musubi_page(RECOMMENDED, ("qwen3_vl",)),
     files=FilesCard(
         components=(
-            transformer("Krea 2", *TRANSFORMERS, first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Krea 2 model")),
+            transformer(
+                "Krea 2 transformer",
+                *TRANSFORMERS,
+                first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Krea 2 model"),
+            ),
             ComponentCard(
                 name="text_encoder1",
                 option="qwen3_vl",

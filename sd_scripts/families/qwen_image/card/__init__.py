@@ -82,7 +82,7 @@ CARD = FamilyCard(
     files=FilesCard(
         components=(
             transformer(
-                "Qwen-Image",
+                "Qwen-Image transformer",
                 TRANSFORMER,
                 first_layer=FirstLayer(keys=("img_in.weight",), channels=64, kind="Qwen-Image model"),
             ),

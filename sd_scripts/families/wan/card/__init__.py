@@ -40,7 +40,7 @@ from sd_scripts.options.optimization.flow import FlowOptions
 HUB_MODEL = "Wan-AI/Wan2.1-T2V-14B-Diffusers"
 OFFICIAL, DIFFUSERS = "blocks.0.self_attn.norm_q.weight", "condition_embedder.time_proj.weight"
 """Keys of a transformer, in official and in diffusers' files."""
-TRANSFORMER = transformer("Wan", OFFICIAL, DIFFUSERS)
+TRANSFORMER = transformer("Wan transformer", OFFICIAL, DIFFUSERS)
 PATCH = "patch_embedding.weight"
 IMAGE_PREFIXES = ("visual.", "vision_model.", "")
 IMAGE_ENCODERS = ("cls_embedding", "embeddings.class_embedding")

@@ -72,7 +72,9 @@ CARD = FamilyCard(
     page=musubi_page(RECOMMENDED, ("qwen3",)),
     files=FilesCard(
         components=(
-            transformer("Z-Image", FILLING, first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Z-Image model")),
+            transformer(
+                "Z-Image transformer", FILLING, first_layer=FirstLayer(keys=INPUTS, channels=64, kind="Z-Image model")
+            ),
             ComponentCard(
                 name="text_encoder1",
                 option="qwen3",
