@@ -1,4 +1,4 @@
-"""Components of several families: how the files of text encoders and autoencoders that they share, and of their own
+"""Components of several families: how the files of encoders and autoencoders that they share, and of their own
 transformers, are named and recognised."""
 
 from sd_scripts.families.cards.family_card import DENOISER, VAE, ComponentCard, FirstLayer, Mark
@@ -19,6 +19,11 @@ def transformer(
         signature_keys=signature_keys,
         first_layer=first_layer,
     )
+
+
+def marks_of(component: ComponentCard, kind: str) -> tuple[Mark, ...]:
+    """Return the marks of a component's files, which are of this kind."""
+    return tuple((prefix + key, None, kind) for prefix in component.prefixes for key in component.signature_keys)
 
 
 CLIP_L = ComponentCard(
@@ -66,8 +71,36 @@ UMT5 = ComponentCard(
         "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
     ),
 )
-UMT5_MARKS: tuple[Mark, ...] = tuple((key, None, _UMT5) for key in UMT5.signature_keys)
+UMT5_MARKS = marks_of(UMT5, _UMT5)
 UMT5_WIDTHS = tuple((_UMT5, key, 1, 4096, _UMT5_XXL) for key in ("SelfAttention.q.weight", "blocks.0.attn.q.weight"))
+
+CLIP_VISION_KIND = "CLIP image encoder"
+CLIP_VISION = ComponentCard(
+    name="image_encoder",
+    option="clip",
+    kind=CLIP_VISION_KIND,
+    title="CLIP's image encoder",
+    folder="image_encoder",
+    fitting=(CLIP_VISION_KIND,),
+    prefixes=("visual.", "vision_model.", ""),
+    signature_keys=("cls_embedding", "embeddings.class_embedding"),
+    optional=True,
+)
+CLIP_VISION_MARKS = marks_of(CLIP_VISION, CLIP_VISION_KIND)
+
+SIGLIP_KIND = "SigLIP image encoder"
+SIGLIP = ComponentCard(
+    name="text_encoder3",
+    option="image_encoder",
+    kind=SIGLIP_KIND,
+    title="the SigLIP image encoder",
+    folder="image_encoder",
+    fitting=(SIGLIP_KIND,),
+    prefixes=("vision_model.", "", "clip_vision."),
+    signature_keys=("embeddings.patch_embedding.weight",),
+)
+SIGLIP_MARKS = marks_of(SIGLIP, SIGLIP_KIND)[:2]
+"""Files of its own have the first two prefixes."""
 
 FLUX_VAE_KIND = "FLUX.1 autoencoder"
 FLUX_VAE = ComponentCard(
@@ -108,6 +141,4 @@ HUNYUAN_VAE = ComponentCard(
     prefixes=("", "vae."),
     signature_keys=("decoder.conv_in.conv.weight",),
 )
-HUNYUAN_VAE_MARKS: tuple[Mark, ...] = tuple(
-    (prefix + key, None, HUNYUAN_VAE_KIND) for prefix in HUNYUAN_VAE.prefixes for key in HUNYUAN_VAE.signature_keys
-)
+HUNYUAN_VAE_MARKS = marks_of(HUNYUAN_VAE, HUNYUAN_VAE_KIND)

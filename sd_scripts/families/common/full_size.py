@@ -21,6 +21,16 @@ CLIP_L: dict[str, Any] = {
     "projection_dim": 768,
     "hidden_act": "quick_gelu",
 }
+T5_XXL: dict[str, Any] = {
+    "vocab_size": 32_128,
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10_240,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+    "is_encoder_decoder": False,
+}
 LLAMA_LAYERS = 32
 """Of LLaVA-LLaMA-3-8B's language model."""
 QWEN3_4B = {"width": 2_560, "mlp_width": 9_728, "heads": 32, "key_heads": 8}

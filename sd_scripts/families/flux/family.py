@@ -1,13 +1,6 @@
 """FLUX.1, dev and schnell, as a record for the trainer."""
 
-from sd_scripts.families.common.family import (
-    Blocks,
-    Family,
-    FileIdentity,
-    TextEncoding,
-    blocks_named,
-    blocks_of,
-)
+from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.common.objective import flow_inputs
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, expected, prepare, problems

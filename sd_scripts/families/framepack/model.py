@@ -25,13 +25,7 @@ from sd_scripts.families.common.blocks.streams import (
     attend_jointly,
     double_stream,
 )
-from sd_scripts.families.hunyuan_video.model import (
-    ROPE_BASE,
-    HunyuanParams,
-    PatchEmbed,
-    joint_mask,
-    mean_of_text,
-)
+from sd_scripts.families.hunyuan_video.model import ROPE_BASE, HunyuanParams, PatchEmbed, joint_mask, mean_of_text
 from sd_scripts.library.diffusion.attention import attention, padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
 from sd_scripts.library.diffusion.dit_layers import (

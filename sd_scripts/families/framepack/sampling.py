@@ -17,13 +17,7 @@ from sd_scripts.families.common.sampling import apply_guidance, offer_preview
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.model import FramePackTransformer, Known
 from sd_scripts.families.framepack.objective import predict
-from sd_scripts.families.framepack.sections import (
-    WINDOW,
-    count_sections,
-    section_of,
-    single_frame,
-    with_controls,
-)
+from sd_scripts.families.framepack.sections import WINDOW, count_sections, section_of, single_frame, with_controls
 from sd_scripts.families.framepack.text import IMAGE, OUTPUTS, SIGLIP
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.media import Media

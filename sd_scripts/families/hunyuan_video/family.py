@@ -5,14 +5,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import HunyuanVi
 from sd_scripts.data.caches.caching import LatentLayout
 from sd_scripts.families.common.encoders.hunyuan_vae import encode_images, latent_shape
 from sd_scripts.families.common.encoders.llama import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
-from sd_scripts.families.common.family import (
-    Blocks,
-    Family,
-    FileIdentity,
-    TextEncoding,
-    blocks_named,
-    blocks_of,
-)
+from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.common.objective import flow_metadata
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LAYOUTS, expected

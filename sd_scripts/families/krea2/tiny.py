@@ -19,13 +19,7 @@ from sd_scripts.families.krea2.text import LAYERS
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.testing import miniature
-from sd_scripts.testing.miniature import (
-    CONDITIONING,
-    Miniature,
-    draw_weights,
-    fit_denoiser,
-    states_of,
-)
+from sd_scripts.testing.miniature import CONDITIONING, Miniature, draw_weights, fit_denoiser, states_of
 
 PARAMS = Krea2Params(
     width=64,

@@ -11,14 +11,7 @@ from sd_scripts.families.common.encoders.umt5 import (
     text_limit,
     tokenize,
 )
-from sd_scripts.families.common.family import (
-    Blocks,
-    Family,
-    FileIdentity,
-    TextEncoding,
-    blocks_named,
-    blocks_of,
-)
+from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import CONDITIONS
 from sd_scripts.families.wan.experts import prepare

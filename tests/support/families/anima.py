@@ -5,11 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch.nn.functional as F
-from diffusers import (
-    AnimaAutoBlocks,
-    AnimaTextConditioner,
-    FlowMatchEulerDiscreteScheduler,
-)
+from diffusers import AnimaAutoBlocks, AnimaTextConditioner, FlowMatchEulerDiscreteScheduler
 from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.models.transformers import transformer_cosmos
 from torch import Tensor

@@ -4,19 +4,11 @@ from dataclasses import replace
 from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
-from sd_scripts.families.cards.family_card import (
-    ComponentCard,
-    FilesCard,
-    FirstLayer,
-    HubCard,
-    PanelCard,
-    PlanCard,
-    RecognitionCard,
-)
+from sd_scripts.families.cards.family_card import FilesCard, FirstLayer, HubCard, PanelCard, PlanCard, RecognitionCard
 from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED, musubi_page
 from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules
-from sd_scripts.families.cards.shared_components import PREFIXES, transformer
+from sd_scripts.families.cards.shared_components import PREFIXES, SIGLIP, SIGLIP_MARKS, transformer
 from sd_scripts.families.framepack.card.hub_files import FILES
 from sd_scripts.families.framepack.card.memory_facts import MEMORY, tokens
 from sd_scripts.families.framepack.card.options import RECOMMENDED, FramePackOptions
@@ -30,8 +22,6 @@ from sd_scripts.options.spec import Findings, OptionValues
 HUB_MODEL = "lllyasviel/FramePackI2V_HY"
 TRANSFORMER = "clean_x_embedder.proj.weight"
 """A key of a transformer of this kind."""
-IMAGE_ENCODER = "SigLIP image encoder"
-PATCHES = "embeddings.patch_embedding.weight"
 SECTION = 36
 """Frames of a section."""
 
@@ -89,16 +79,7 @@ CARD = replace(
                 first_layer=FirstLayer(keys=("x_embedder.proj.weight",), channels=16, kind="FramePack model"),
             ),
             *TEXT_AND_VAE[:2],
-            ComponentCard(
-                name="text_encoder3",
-                option="image_encoder",
-                kind=IMAGE_ENCODER,
-                title="the SigLIP image encoder",
-                folder="image_encoder",
-                fitting=(IMAGE_ENCODER,),
-                prefixes=("vision_model.", "", "clip_vision."),
-                signature_keys=(PATCHES,),
-            ),
+            SIGLIP,
             *TEXT_AND_VAE[2:],
         ),
         base_file="a FramePack file",
@@ -110,7 +91,7 @@ CARD = replace(
     sample_defaults=SamplePrompt(width=640, height=640, frames=145, steps=25, scale=1.0, guidance=10.0),
     recognition=RecognitionCard(
         hub_words=("framepack",),
-        marks=tuple((prefix + PATCHES, None, IMAGE_ENCODER) for prefix in ("vision_model.", "")),
+        marks=SIGLIP_MARKS,
         recognise=recognise,
         lora_marks=("lora_unet_single_transformer_blocks",),
         pipelines=(("HunyuanVideoFramepack", "framepack", "FramePack diffusers folder"),),

@@ -4,14 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
-from sd_scripts.families.cards.family_card import (
-    FamilyCard,
-    FilesCard,
-    FirstLayer,
-    HubCard,
-    PlanCard,
-    RecognitionCard,
-)
+from sd_scripts.families.cards.family_card import FamilyCard, FilesCard, FirstLayer, HubCard, PlanCard, RecognitionCard
 from sd_scripts.families.cards.flow_defaults import MUSUBI_GUIDED, musubi_page
 from sd_scripts.families.cards.graph_counts import DOUBLE_AND_SINGLE
 from sd_scripts.families.cards.layer_patterns import read_rules

@@ -4,20 +4,14 @@ from dataclasses import replace
 from functools import partial
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
-from sd_scripts.families.cards.family_card import (
-    ComponentCard,
-    FamilyCard,
-    FilesCard,
-    HubCard,
-    PanelCard,
-    PlanCard,
-    RecognitionCard,
-)
+from sd_scripts.families.cards.family_card import FamilyCard, FilesCard, HubCard, PanelCard, PlanCard, RecognitionCard
 from sd_scripts.families.cards.flow_defaults import MUSUBI, musubi_page
 from sd_scripts.families.cards.graph_counts import ONE_KIND
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.cards.shared_components import (
     CAUSAL_VAE,
+    CLIP_VISION,
+    CLIP_VISION_MARKS,
     PREFIXES,
     UMT5,
     UMT5_MARKS,
@@ -42,9 +36,6 @@ OFFICIAL, DIFFUSERS = "blocks.0.self_attn.norm_q.weight", "condition_embedder.ti
 """Keys of a transformer, in official and in diffusers' files."""
 TRANSFORMER = transformer("Wan transformer", OFFICIAL, DIFFUSERS)
 PATCH = "patch_embedding.weight"
-IMAGE_PREFIXES = ("visual.", "vision_model.", "")
-IMAGE_ENCODERS = ("cls_embedding", "embeddings.class_embedding")
-IMAGE_ENCODER = "CLIP image encoder"
 SIZES = {1536: "1.3B", 3072: "5B", 5120: "14B"}
 HIGH_NOISE = "high_noise"
 FUN_CONTROL = "Fun-Control"
@@ -108,17 +99,7 @@ CARD = FamilyCard(
             TRANSFORMER,
             UMT5,
             replace(CAUSAL_VAE, title="Wan's VAE"),
-            ComponentCard(
-                name="image_encoder",
-                option="clip",
-                kind="CLIP image encoder",
-                title="CLIP's image encoder",
-                folder="image_encoder",
-                fitting=(IMAGE_ENCODER,),
-                prefixes=IMAGE_PREFIXES,
-                signature_keys=IMAGE_ENCODERS,
-                optional=True,
-            ),
+            CLIP_VISION,
             replace(
                 TRANSFORMER,
                 name=HIGH_NOISE,
@@ -142,10 +123,7 @@ CARD = FamilyCard(
     sample_defaults=SamplePrompt(width=832, height=480, frames=81, steps=50, scale=5.0),
     recognition=RecognitionCard(
         hub_words=("wan2", "wan-2"),
-        marks=(
-            *UMT5_MARKS,
-            *((prefix + key, None, IMAGE_ENCODER) for prefix in IMAGE_PREFIXES for key in IMAGE_ENCODERS),
-        ),
+        marks=(*UMT5_MARKS, *CLIP_VISION_MARKS),
         recognise=recognise,
         lora_marks=("_cross_attn_o.", ".cross_attn.o.", ".ffn.net.0.proj."),
         pipelines=(("Wan", "wan", "Wan diffusers folder"),),
