@@ -183,7 +183,7 @@ def velocity_of_captions(
     scale: float,
     images: int,
 ) -> Velocity:
-    """Return the velocity of a number of images of one prompt. The captions, the prompt before the negative one, are
+    """Return the velocity of a number of images of one prompt. The captions, the prompt after the negative one, are
     read one at a time, since their lengths differ."""
     expanded = [{name: each.expand(images, *each.shape[1:]) for name, each in caption.items()} for caption in captions]
 

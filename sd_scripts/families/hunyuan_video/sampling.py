@@ -3,14 +3,12 @@
 from functools import partial
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from sd_scripts.families.common.encoders.hunyuan_vae import CLIP_VAE
 from sd_scripts.families.common.encoders.llama import OUTPUTS, pad_text
 from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import ClipSample, Velocity, euler_steps, sample_clip
-from sd_scripts.families.common.sampling import apply_guidance
+from sd_scripts.families.common.flow_sampling import ClipSample, euler_steps, sample_clip, velocity_of_captions
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
 from sd_scripts.families.hunyuan_video.objective import predict, reads_start
@@ -38,23 +36,11 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
         noise = clip.noise()
         start = clip.image(prompt.start_image) if starts and prompt.start_image else None
         captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
-        velocity = guided_velocity(transformer, captions, prompt, start)
+
+        def predicted(latents: Tensor, t: Tensor, caption: dict[str, Tensor]) -> Tensor:
+            return predict(transformer, latents, t, caption, prompt.guidance, start)
+
+        velocity = velocity_of_captions(predicted, captions, prompt.scale, images=1)
         return euler_steps(noise, sampling_sigmas(prompt.steps, shift), velocity, clip.preview)
 
     return sample_clip(components, prompt, settings, CLIP_VAE, generate)
-
-
-def guided_velocity(
-    transformer: HunyuanVideoTransformer,
-    captions: list[dict[str, Tensor]],
-    prompt: SamplePrompt,
-    start: Tensor | None = None,
-) -> Velocity:
-    """Return a function that predicts the velocity. `captions`: the prompt, preceded by the negative one if there is
-    classifier-free guidance; they are read one at a time, since their lengths differ. `start`: as in predict."""
-
-    def velocity(latents: Tensor, t: Tensor) -> Tensor:
-        each = [predict(transformer, latents, t.expand(1), caption, prompt.guidance, start) for caption in captions]
-        return apply_guidance(torch.cat(each), prompt.scale)
-
-    return velocity
