@@ -3,9 +3,6 @@
 from typing import Any
 
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
-
-from sd_scripts.families.common.encoders.llama import CLIP_NAME, LLM_NAME, SKIPPED_LAYERS, language_config
 
 AUTOENCODER: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
@@ -40,6 +37,10 @@ QWEN3_4B = {"width": 2_560, "mlp_width": 9_728, "heads": 32, "key_heads": 8}
 def llama_and_clip() -> dict[str, nn.Module]:
     """Return LLaVA-LLaMA-3-8B's language model, without the layers that are not read, and CLIP-L, to be called with the
     meta device."""
+    from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel  # which other families do not need
+
+    from sd_scripts.families.common.encoders.llama import CLIP_NAME, LLM_NAME, SKIPPED_LAYERS, language_config
+
     shapes = {"embed_tokens.weight": (128_320, 4_096), "layers.0.self_attn.k_proj.weight": (1_024, 4_096)}
     read = range(LLAMA_LAYERS - SKIPPED_LAYERS)
     shapes |= {f"layers.{number}.mlp.gate_proj.weight": (14_336, 4_096) for number in read}
