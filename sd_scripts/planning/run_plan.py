@@ -20,8 +20,6 @@ from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
-from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
@@ -184,7 +182,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         buckets=_buckets(data),
         crops=crops_of(data),
         shapes=_shapes(card, shapes),
-        smaller_share=smaller_share(settings[FlowOptions], settings[NoiseOptions], card, data),
+        smaller_share=smaller_share(settings, card, data),
         batches_per_epoch=batches,
         accumulation=train_plan.accumulation,
         processes=processes,

@@ -16,26 +16,25 @@ def shapes_of(
 ) -> dict[BatchShape, float]:
     """Return how many batches of each shape an epoch of the run has, on average with highnoise_resolution.
     `short_batches`: as the settings have it if None."""
-    flow = settings[FlowOptions]
-    noise = settings[NoiseOptions]
     return trained_shapes(
         plan,
-        lambda bucket: share_at_high_noise(flow, noise, card, bucket),
+        lambda bucket: share_at_high_noise(settings, card, bucket),
         short_batches=short_batches or settings[DatasetOptions].short_batches,
     )
 
 
-def smaller_share(flow: FlowOptions, noise: NoiseOptions, card: FamilyCard, plan: DataPlan) -> float:
+def smaller_share(settings: Settings, card: FamilyCard, plan: DataPlan) -> float:
     """Return the share of an epoch's images that are trained at their smaller size, on average."""
     smaller = 0.0
     for (_, bucket), items in plan.groups.items():
         if items[0].smaller:
-            smaller += share_at_high_noise(flow, noise, card, bucket) * sum(item.repeats for item in items)
+            smaller += share_at_high_noise(settings, card, bucket) * sum(item.repeats for item in items)
     return smaller / max(1, sum(item.repeats for item in plan.items))
 
 
-def share_at_high_noise(flow: FlowOptions, noise: NoiseOptions, card: FamilyCard, bucket: Extent) -> float:
+def share_at_high_noise(settings: Settings, card: FamilyCard, bucket: Extent) -> float:
     """Return the share of a bucket's timesteps above highnoise_sigma."""
+    flow, noise = settings[FlowOptions], settings[NoiseOptions]
     tokens = card.plan.tokens(*bucket.size, bucket.frames)
     low, high = (noise.min_timestep or 0) / TIMESTEPS, (noise.max_timestep or TIMESTEPS) / TIMESTEPS
 

@@ -13,8 +13,6 @@ from sd_scripts.families.cards.registry import card_of, cards
 from sd_scripts.families.common.family import family_of
 from sd_scripts.families.common.objective import HighNoise, flow_timesteps
 from sd_scripts.library.seeds import seed_from
-from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.planning.trained_shapes import share_at_high_noise
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.settings import Settings
@@ -63,8 +61,7 @@ def test_a_timestep_is_distributed_as_without_the_option_and_those_of_a_batch_ar
         assert bool((batches[-1] > 0.7).any()) == high
     usual = flow_timesteps(20_000, 64 * 64, drawn.settings, generator, draw=drawn.draw)
     ours = torch.stack(batches)
-    flow, noise = drawn.settings[FlowOptions], drawn.settings[NoiseOptions]
-    planned = share_at_high_noise(flow, noise, card_of(name), BUCKET)
+    planned = share_at_high_noise(drawn.settings, card_of(name), BUCKET)
     assert 0.1 < planned < 0.9, "both sides are drawn"
     assert float((usual > 0.7).float().mean()) == pytest.approx(planned, abs=0.012)
     for place in (0, 1):  # of a batch; the two depend on each other
