@@ -380,11 +380,12 @@ def compile_checks(checks: CompileChecks) -> str:
     if not checks.count:
         return ""
     steps = f"{checks.count:,} step{'' if checks.count == 1 else 's'}"
-    said = f"Compared with eager at {steps}, last at step {checks.last_step:,}: loss differs by at most "
-    said += f"{checks.largest_loss:.2g}, gradients by at most {checks.largest_gradient:.2g} of the largest"
+    loss, gradient = f"{checks.largest_loss:.2g}", f"{checks.largest_gradient:.2g}"
+    differ = f"loss differs by at most {loss}, gradients by at most {gradient} of the largest"
+    said = [f"Compared with eager at {steps}, last at step {checks.last_step:,}: {differ}"]
     if checks.exceeded:
-        said += f". More than rounding explains at step {', '.join(map(str, checks.exceeded))}"
-    return f'<p class="small">{said}</p>'
+        said.append(f"More than rounding explains at step {', '.join(map(str, checks.exceeded))}")
+    return f'<p class="small">{". ".join(said)}</p>'
 
 
 def compiled_graphs(run_state: RunState) -> str:

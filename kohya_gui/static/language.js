@@ -24,8 +24,10 @@ var Language = (() => {
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_PARTS = 20; // sentences, or parts of a list
   const KEYED = new RegExp(`^([\\w./-]+|(?:${ELEMENT}[ ,()]*)+): (.+)$`, "s");
+  const KEY_FIRST = new RegExp(`^(?:[\\w./-]+|(?:${ELEMENT}[ ,()]*)+):(?: |$)`);
   const WORD = /[A-Za-z]{2,}/g;
-  const LIST = /^((?:'[^']*'|\S+)(?:, (?:'[^']*'|\S+))*) (and|or) ('[^']*'|\S+)$/;
+  const ENTRY = "(?:'[^']*'|\\S+|[A-Z][\\w.-]*(?: [\\w.-]+){1,2})"; // a name may have spaces: FLUX.2 klein
+  const LIST = new RegExp(`^(${ENTRY}(?:, ${ENTRY})*) (and|or) (${ENTRY})$`);
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
   const PROSE = /(?:^|\s)[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}/; // words, not names or keys
   const WORDS = new RegExp(`^(?!s$)[a-z]+(?=[\\s),;:.]|$)| (?:for|from|in|of|with) |${PROSE.source}`);
@@ -72,8 +74,9 @@ var Language = (() => {
       const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
       const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
       const isJoined = i > 1 && /^$|[^\s"'(:=]$/.test(between[i - 1]); // such as a plural "s", which may be missing
+      const start = i > 1 && !between[i - 1] ? "(?<!\\d(?=\\d))" : ""; // a number ends before the next value
       const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : i === 1 && !between[0] ? FIRST : VALUES) : KEY;
-      return i ? `${value}${words}` : words;
+      return i ? `${start}${value}${words}` : words;
     });
     return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between), own: between.flatMap(ownWords), open: between.map((part) => OPEN.test(part)) };
   };
@@ -107,7 +110,10 @@ var Language = (() => {
     value
       .replace(/ and ([\d,]+) more$/, " 等，另有 $1 项")
       .replace(/ \(at line ([\d,]+), column ([\d,]+)\)/, "（第 $1 行，第 $2 列）")
+      .replace(/^([\d.,]+ GiB) of (?=[\d.,]+ GiB$)/, "$1，共 ")
+      .replace(/ \(at end of document\)/, "（文件末尾）")
       .replace(/,? \(?line ([\d,]+)\)?/, "，第 $1 行")
+      .replace(/ ?\((at least )?([\d,]+) tokens\)/g, (_, least, count) => `（${least ? "至少 " : ""}${count} 个 token）`)
       .replace(LIST, (_, names, word, last) => `${names} ${word === "and" ? "和" : "或"} ${last}`);
   const isProse = (value) => PROSE.test(value.replace(/'[^']*'/g, ""));
   /** The Chinese of a pattern with its values; null if one of them is a text that the catalogue does not have. */
@@ -118,11 +124,15 @@ var Language = (() => {
       const place = unused.findIndex((each) => each.name === (kind ? `{${number}}` : name));
       if (place < 0) return name;
       const [{ value, isOpen }] = unused.splice(place, 1);
-      const noun = value.trim().replace(/^an? (?=[A-Z])/, "");
+      const [, comma, words] = /^(, )?(.*)$/s.exec(value.trim());
+      const noun = words.replace(/^an? (?=[A-Z])/, "");
       const isText = kind || COUNT.test(value);
-      const inner = isText ? (translated(value.trim()) ?? texts.get(capitalised(noun)) ?? translated(noun)) : texts.get(value.includes(" ") ? value : "");
+      const known = isText ? (translated(value.trim()) ?? texts.get(capitalised(noun))) : texts.get(value.includes(" ") ? value : "");
+      const joined = isText && known == null ? translated(noun) : null;
+      const inner = known ?? (joined && comma ? `，${joined}` : joined);
       if (kind !== "!" && inner == null && /; [a-z]+ /.test(value)) isWhole = false; // the value ends before it
-      if (value.includes(" · ") || (!kind && value === values[0] && KEYED.test(value))) isWhole = false;
+      if (/ [·×=] /.test(value) || value.split("(").length !== value.split(")").length) isWhole = false;
+      if (!kind && value === values[0] && KEY_FIRST.test(value)) isWhole = false;
       if (isText) isWhole &&= inner != null || kind === "?" || !WORDS.test(noun);
       else isWhole &&= isOpen || inner != null || !isProse(value);
       const shown = inner ?? left(isText ? noun : value);
@@ -165,7 +175,8 @@ var Language = (() => {
   };
   /** Parts with dots between them, or a list whose parts are all known. */
   const listed = (english) => {
-    const mark = [" · ", " › ", " = ", " × "].find((each) => english.includes(each));
+    const signs = /['";]/.test(english) ? [] : [" / ", " + "]; // of a sum
+    const mark = [" · ", " › ", " = ", ...signs, " × "].find((each) => english.includes(each));
     if (!mark) return series(english, "; ", "；") ?? series(english, ", or ", "，或") ?? series(english, ", ", "，") ?? (COUNT.test(english) ? series(english, " and ", " 和 ") : null);
     const parts = english.split(mark);
     const known = parts.map((part) => translated(part));
@@ -196,6 +207,19 @@ var Language = (() => {
     const chinese = words && translated(words);
     return chinese ? `${chinese}${more}` : null;
   };
+  /** A text with how far it is: sampling 2 of 5. */
+  const progressed = (english) => {
+    const [, words, done, all] = /^(?:(.+?):? )?([\d,]+) of ([\d,]+)$/s.exec(english) ?? [];
+    if (done && !words) return `${done}/${all}`;
+    const chinese = words && translated(words);
+    return chinese ? `${chinese} ${done}/${all}` : null;
+  };
+  /** A number of what has a text of its own: 3 from the cache. */
+  const numbered = (english) => {
+    const [, count, words] = /^([\d,.]+) (.+)$/s.exec(english) ?? [];
+    const chinese = texts.get(words) ?? texts.get(words?.replace(/s$/, ""));
+    return chinese ? `${count} ${chinese}` : null;
+  };
   /** A message about a file whose path is right above. */
   const about = (english) => (/^This (?:is|has|contains|cannot) /.test(english) ? translated(english.replace(/^This/, "'x'"))?.replace("“x”", "此文件") : null);
   const answers = new Map(); // what was looked up before
@@ -204,7 +228,7 @@ var Language = (() => {
     if (!/[A-Za-z]/.test(english)) return null;
     if (answers.has(english)) return answers.get(english);
     const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
-    const chinese = ended(english) ?? keyed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? about(english) ?? (small === english ? null : ended(small)) ?? texts.get(`a ${english}`) ?? null;
+    const chinese = ended(english) ?? keyed(english) ?? progressed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? numbered(english) ?? about(english) ?? (small === english ? null : ended(small)) ?? texts.get(`a ${english}`) ?? null;
     if (answers.size > MOST) answers.clear();
     answers.set(english, chinese);
     return chinese;

@@ -27,7 +27,16 @@ DEEP_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ 
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for anything else, including deeply nested brackets."""
-    return _read(json.loads, text, json.JSONDecodeError)
+    try:
+        return _read(json.loads, text, json.JSONDecodeError)
+    except json.JSONDecodeError as error:
+        raise ValueError(what_and_where(error)) from None
+
+
+def what_and_where(error: json.JSONDecodeError) -> str:
+    """Return what is wrong with JSON and where, in the words of tomllib."""
+    problem = error.msg.removesuffix(" at").removesuffix(" starting")
+    return f"{problem} (at line {error.lineno}, column {error.colno})"
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -58,14 +58,15 @@ class TextLimit:
         cut = sorted((key for key in lengths if lengths[key] > self.tokens), key=lambda key: -lengths[key])
         if not cut:
             return None
-        at_least = "at least " if self.count is count_words or len(counts) >= MOST else ""
+        number = f"At least {len(cut)}" if self.count is count_words or len(counts) >= MOST else str(len(cut))
         words = "at least " if self.count is count_words else ""
-        verb, them = ("is", "it") if len(cut) == 1 else ("are", "them")
-        sentence = (
-            f"{at_least}{len(cut)} of {counted(len(lengths), kind)} {verb} longer than {self.tokens} tokens and {verb} "
-            f"cut: {some([f'{name(key)} ({words}{lengths[key]} tokens)' for key in cut])}; shorten {them}"
-        )
-        return sentence[0].upper() + sentence[1:] + (f", or {self.remedy}" if self.remedy else "")
+        total = counted(len(lengths), kind)
+        listed = some([f"{name(key)} ({words}{lengths[key]} tokens)" for key in cut])
+        if len(cut) == 1:
+            sentence = f"{number} of {total} is longer than {self.tokens} tokens and is cut: {listed}; shorten it"
+        else:
+            sentence = f"{number} of {total} are longer than {self.tokens} tokens and are cut: {listed}; shorten them"
+        return sentence + (f", or {self.remedy}" if self.remedy else "")
 
     def _counts(self, texts: Sequence[str]) -> dict[str, int]:
         """Return the tokens of texts, longest first, up to those that fit: 100,000 that fit cost little."""

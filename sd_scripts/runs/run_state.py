@@ -414,7 +414,7 @@ class RunState:
         checks.exceeded = [*checks.exceeded, step][:MOST_REASONS]
         text = "compiled and eager results differ"
         if loss is not None and gradient is not None:
-            text += f": loss by {loss:.2g}, gradients by {gradient:.2g} of the largest"
+            text = f"compiled and eager results differ: loss by {loss:.2g}, gradients by {gradient:.2g} of the largest"
         if len(self.marks) < MOST_MARKS:
             self.marks.append(Mark(step, "differs", (text,)))
 

@@ -4,8 +4,9 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,20 +212,20 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
         end_image=options.end_image_path or None,
         control_clip=options.control_path or None,
     )
-    found: list[tuple[str, SamplePrompt]] = []
+    found: list[tuple[Callable[[object], str], SamplePrompt]] = []
     for number, line in enumerate(options.prompt, 1):
-        place = f"prompt: number {number}, " if len(options.prompt) > 1 else "prompt: "
+        about = partial(_about_line, number if len(options.prompt) > 1 else None)
         try:
-            found.append((place, prompt_of_line(line, defaults, card.capabilities)))
+            found.append((about, prompt_of_line(line, defaults, card.capabilities)))
         except ValueError as error:
-            raise ValueError(f"{place}{error}") from error
+            raise ValueError(about(error)) from error
     if options.prompt_file:
         file = settings.read_once(read_prompt_file, Path(options.prompt_file))
         if wrong := file.problems(card.capabilities):
             raise ValueError("\n".join(each.replace("sample_prompts:", "prompt_file:", 1) for each in wrong))
         in_file = enumerate(file.prompts(defaults), 1)
-        found += [(f"prompt_file: '{file.path}', prompt {number}: ", prompt) for number, prompt in in_file]
-    if problems := [why for place, prompt in found for why in _size_problems(place, prompt, card)]:
+        found += [(partial(_about_entry, file.path, number), prompt) for number, prompt in in_file]
+    if problems := [about(why) for about, prompt in found for why in _size_problems(prompt, card)]:
         raise ValueError("\n".join(problems))
     return [
         replace(prompt, seed=None if prompt.seed is None else prompt.seed + number)
@@ -245,16 +246,25 @@ def batches_of(settings: Settings) -> list[list[SamplePrompt]]:
     return [each[first : first + size] for each in of_prompts for first in range(0, count, size)]
 
 
-def _size_problems(place: str, prompt: SamplePrompt, card: FamilyCard) -> Iterator[str]:
+def _about_line(number: int | None, problem: object) -> str:
+    """Return a message about a prompt of `prompt`; its number is None if it is the only one."""
+    return f"prompt: {problem}" if number is None else f"prompt: number {number}, {problem}"
+
+
+def _about_entry(file: Path, number: int, problem: object) -> str:
+    return f"prompt_file: '{file}', prompt {number}: {problem}"
+
+
+def _size_problems(prompt: SamplePrompt, card: FamilyCard) -> Iterator[str]:
     multiple = card.side_multiple
     if card.clips and (fewer := card.clips.fitting(prompt.frames)) != prompt.frames:
         step = card.clips.frame_step
         choice = f"{fewer} or {fewer + step}"
-        yield f"{place}frames {prompt.frames} is not a multiple of {step}, plus one; choose {choice}"
+        yield f"frames {prompt.frames} is not a multiple of {step}, plus one; choose {choice}"
     for name in ("width", "height"):
         if (side := getattr(prompt, name)) % multiple or not side:
             below = max(side - side % multiple, multiple)
-            yield f"{place}{name} {side} is not a multiple of {multiple}; choose {below} or {below + multiple}"
+            yield f"{name} {side} is not a multiple of {multiple}; choose {below} or {below + multiple}"
 
 
 def prompt_warnings(settings: Settings) -> list[str]:

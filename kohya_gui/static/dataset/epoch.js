@@ -22,9 +22,9 @@ var EpochSum = (() => {
   };
 
   const batches = ({ full, rest, batch_size: size, short_batches: how }) => {
-    const whole = full ? `${number(full)} of ${size}` : "";
+    const whole = full ? `${number(full)} × ${size}` : "";
     if (!rest) return whole;
-    const last = { keep: `1 of ${rest}`, fill: `1 of ${size}, ${size - rest} of them again`, drop: `${rest} left over are dropped` }[how];
+    const last = { keep: `1 × ${rest}`, fill: `1 × ${size}, ${size - rest} of them again`, drop: `${rest} left over are dropped` }[how];
     return [whole, last].filter(Boolean).join(" + ");
   };
   const table = (buckets, chosen, choose) => {

@@ -38,7 +38,8 @@ var StepView = (() => {
         parts.push(el("span", { class: isCut ? "token is-cut" : "token", "data-hue": number % TOKEN_HUES }, text.slice(Math.max(start, at), end)));
         at = end;
       });
-      const title = `${name[0].toUpperCase()}${name.slice(1)}: ${spans.length}${most == null ? "" : ` of ${most}`} tokens`;
+      const encoder = `${name[0].toUpperCase()}${name.slice(1)}`;
+      const title = most == null ? `${encoder}: ${spans.length} tokens` : `${encoder}: ${spans.length} of ${most} tokens`;
       const cut = spans.length - count;
       return el("div", { class: "step-tokens" }, el("b", {}, title, cut ? el("em", {}, `, ${cut} cut off`) : null), el("p", {}, ...(parts.length ? parts : [el("em", {}, "no text")])));
     });
@@ -100,7 +101,7 @@ var StepView = (() => {
         const answer = await send("dataset/step", body, { signal: AbortSignal.timeout(LONGEST) });
         number.max = answer.steps;
         const from = answer.seed_is_set ? `seed ${answer.seed}` : "seed 0; the form sets none, so each run draws its own";
-        status.textContent = `Step ${answer.step} of ${answer.steps}, epoch ${answer.epoch}, ${from}${answer.batches > 1 ? `, ${answer.batches} batches` : ""}`;
+        status.textContent = `Step ${answer.step} of ${answer.steps} · epoch ${answer.epoch} · ${from}${answer.batches > 1 ? ` · ${answer.batches} batches` : ""}`;
         shown = answer;
         samples.replaceChildren(...answer.samples.map(sampleOf), ...answer.remarks.map((text) => el("p", { class: "cell-broken" }, text)));
       });

@@ -277,8 +277,9 @@
   const doing = (request) => {
     if (request.state === "done") return `Done in ${duration(request.seconds)}`;
     if (request.state === "waiting") return state.waits_for ? `Starts when ${state.waits_for} ends` : "Waiting";
-    const which = request.last > request.image ? `images ${request.image} to ${request.last}` : `image ${request.image}`;
-    const count = request.images > 1 ? `, ${which} of ${request.images}` : "";
+    const { image, last, images } = request;
+    const which = last > image ? `, images ${image} to ${last} of ${images}` : `, image ${image} of ${images}`;
+    const count = images > 1 ? which : "";
     return request.total ? `Step ${request.done} of ${request.total}${count}` : `${request.phase[0].toUpperCase()}${request.phase.slice(1)}…`;
   };
 
@@ -349,7 +350,7 @@
         p.negative_prompt ? el("p", { class: "quiet" }, `Not: ${p.negative_prompt}`) : null,
         el("p", { class: "quiet" }, line(image)),
         from ? el("p", { class: "quiet" }, `From ${from}`) : null,
-        p.model ? el("p", { class: "quiet" }, `${p.model}${used ? ` with ${used}` : ""}`) : null,
+        p.model ? el("p", { class: "quiet" }, used ? `${p.model}, adapters: ${used}` : p.model) : null,
         el("p", { class: "run-actions" }, image.form ? use : null, el("a", { href: source(image), download: image.name, class: "sample-download" }, "Download")),
       ),
     );

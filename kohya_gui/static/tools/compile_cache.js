@@ -6,7 +6,7 @@
   let home = null;
 
   const draw = ({ folder, chosen_by_user, held, oldest, newest, others }) => {
-    const written = when(oldest) === when(newest) ? when(newest) : `${when(oldest)} to ${when(newest)}`;
+    const written = when(oldest) === when(newest) ? when(newest) : `${when(oldest)} – ${when(newest)}`;
     const row = (name, text) => [el("dt", {}, name), el("dd", {}, text)];
     home.facts.replaceChildren(
       ...row("Folder", chosen_by_user ? `${folder} (TORCHINDUCTOR_CACHE_DIR)` : folder),

@@ -34,7 +34,7 @@ var StudioLoraReport = (() => {
       const bar = svg(
         "rect",
         { class: text ? "bar-text" : "bar-rect", "data-block": block, x: x + step * 0.12, width: step * 0.76, y: y(norm), height: Math.max(bottom - y(norm), 0.5), rx: Math.min(2, step / 4) },
-        svg("title", {}, `${block}: ${short(norm)} in ${layers} ${layers === 1 ? "layer" : "layers"}`),
+        svg("title", {}, `${block}: ${short(norm)} · ${layers} ${layers === 1 ? "layer" : "layers"}`),
       );
       drawing.append(bar);
       if (index % every) return;

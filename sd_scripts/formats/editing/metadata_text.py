@@ -7,7 +7,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sd_scripts.formats.documents import parse_json, split_lines
+from sd_scripts.formats.documents import parse_json, split_lines, what_and_where
 
 SPACE = re.compile(r"[ \t\n\r]*")
 WORDS = ("caption", "tags")
@@ -79,7 +79,9 @@ def _spans(text: str, file: Path) -> dict[Name, Span]:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, JSONDecodeError) else "it must contain an entry for each image"
+    if isinstance(error, JSONDecodeError):
+        return what_and_where(error)
+    return str(error) if isinstance(error, ValueError) else "it must contain an entry for each image"
 
 
 def _of_table(text: str) -> Iterator[tuple[Name, Span]]:

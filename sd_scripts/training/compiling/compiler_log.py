@@ -77,7 +77,8 @@ class CompilerLog:
             return
         total = now - self._before
         metrics = self._new_metrics()
-        where = f"step {step}" + (f" ({shape})" if shape else "") if step else "before the first step"
+        place = f"step {step} ({shape})" if shape else f"step {step}"
+        where = place if step else "before the first step"
         graphs = compile_report.graphs_in(metrics, self._places)
         self._warn_about_breaks(metrics)
         self._context.emit(

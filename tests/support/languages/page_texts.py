@@ -34,10 +34,11 @@ NO_TEXT_BEFORE = re.compile(
     re.VERBOSE,
 )
 """What stands before a string of a script that no person reads."""
-TEXT = re.compile(r"(?:[A-Z][a-z]|[A-Za-z'’,]+ [A-Za-z(]|^[a-z]{3,}…$|\} [a-z]{2,}|[A-Z]{2,} )")
+TEXT = re.compile(r"(?:[A-Z][a-z]|[A-Za-z'’,]+ [A-Za-z(]|^[a-z]{3,}…$|\} [a-z]{2,}|[A-Z]{2,} |^[a-z]{2,} \{)")
 """Words: a capital, or two of them."""
 NO_TEXT = re.compile(
-    r"^(?:[#.\[:@/]|https?:|var\(|calc\(|rgba?\(|translate|[MmLlHhVvZz][\d .,-]+|[\w.-]+/[\w./-]+$|--|data:|[\w-]+=)"
+    r"^(?:[#.\[:@/]|https?:|var\(|calc\(|rgba?\(|translate|[MmLlHhVvZz][\d .,-]+|[\w.-]+/[\w./-]+$|data:|[\w-]+=)"
+    r"|^--[\w-]*$"
     r"|^(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|ALTER|WHERE|ORDER|id = |state |path\b)"  # SQL
     r"|[<>]|\{\d+\}px|[;{] ?[a-z-]+: "
     r"|^\.?[\w-]+(?: [.#][\w-]+)+|\[[\w-]+[=\]^$*]| > [.#\w]|:(?:not|is|has|checked)\b|^[A-Z]\w+$(?<=[a-z][A-Z]\w{3})"
@@ -64,11 +65,23 @@ OTHERS = (
         "Temporary failure in name resolution",
         "timed out",
     ),
+    *(os.strerror(code) for code in (errno.EISDIR, errno.ENOTDIR, errno.ECONNABORTED, errno.EPIPE, errno.EADDRINUSE)),
+    *("[Errno {1}] {2}", "[Errno {1}] {2}: '{3}'", "'{1}': {2}"),
+    *("Expecting value", "Expecting ',' delimiter", "Expecting ':' delimiter", "Extra data", "Unterminated string"),
+    *("Expecting property name enclosed in double quotes", "Invalid control character", "Invalid \\escape"),
+    *("Illegal trailing comma before end of object", "Illegal trailing comma before end of array"),
+    *("Expected '=' after a key in a key/value pair", "Expected newline or end of document after a statement"),
+    *("Invalid initial character for a key part", "Invalid statement", "Invalid value", "Cannot overwrite a value"),
+    *("Cannot declare {1} twice", "Duplicate inline table key {1}", "Unclosed array", "Unclosed inline table"),
+    *("Unescaped '\\' in a string", "Illegal character {1}", "Found invalid character {1}", "Invalid hex value"),
+    *("Expected ']' at the end of a table declaration", "Expected ']]' at the end of an array declaration"),
+    *("Invalid date or datetime", "Cannot mutate immutable namespace {1}", "Cannot redefine namespace {1}"),
+    *("Expected {1}", "Escaped character is not a Unicode scalar value", "at end of document"),
     *("image file is truncated", "image file is truncated ({1} bytes not processed)", "Truncated File Read"),
     *("cannot identify image file {1}", "broken data stream when reading image file"),
     *("unrecognized data stream contents when reading image file", "could not create decoder object"),
 )
-"""Common errors of the system and of the library that reads images, which messages quote."""
+"""Common errors of the system and of the libraries that read JSON, TOML and images, which messages quote."""
 TERMINAL = (
     *("kohya_gui/access/auth", "kohya_gui/access/c", "kohya_gui/access/login_throttle"),
     *("kohya_gui/command", "kohya_gui/demo", "kohya_gui/doctor", "kohya_gui/kohya/", "kohya_gui/languages/"),
@@ -87,7 +100,7 @@ ATTRIBUTES = ("title", "aria-label", "placeholder", "alt", "label")
 def is_text(literal: str) -> bool:
     words = re.sub(r"\{\d+\}", "", literal)
     is_told_apart = re.search(
-        r"[A-Za-z]{4}|[A-Za-z]{2} [A-Za-z]{2}|^[A-Z]\w\w" if words != literal else r"[a-z]{2}", words
+        r"[A-Za-z]{4}|[A-Za-z]{2} [A-Za-z]{2}|^[A-Z]\w\w|^[a-z]{2,} $" if words != literal else r"[a-z]{2}", words
     )
     return bool(TEXT.search(literal)) and not NO_TEXT.search(literal) and bool(is_told_apart)
 

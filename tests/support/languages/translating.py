@@ -129,7 +129,8 @@ def _pattern(english: str) -> "re.Pattern[str]":
             kind = KEY
         elif joined:
             kind = MAYBE
-        parts.append(f"{kind}{words}")
+        start = r"(?<!\d(?=\d))" if before == "" else ""
+        parts.append(f"{start}{kind}{words}")
         before = text
     return re.compile("".join(parts), re.DOTALL)
 
