@@ -70,7 +70,7 @@ def _weaken_conditioning(transformer: Flux2Transformer) -> None:
         if isinstance(module, Modulation):
             module.lin.weight.mul_(CONDITIONING)
             module.lin.weight.view(-1, 3, PARAMS.width, PARAMS.width)[:, 2] = 0.5 * mean / mean.square().sum()
-    last: Any = transformer.final_layer.adaLN_modulation[1]
+    last: Any = transformer.get_submodule("final_layer.adaLN_modulation.1")
     last.weight.mul_(CONDITIONING)
 
 
