@@ -19,7 +19,7 @@ from sd_scripts.formats.images.image_folders import IMAGE_SUFFIXES, each_image, 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")
 LORA_TOOL_INPUTS = {name for tool in LORA_TOOLS for name in tool.inputs}
-ALSO_FOLDERS = tuple(dict.fromkeys(("pretrained_model_name_or_path", "vae", *component_options())))
+ALSO_FOLDERS = tuple(dict.fromkeys(("pretrained_model_name_or_path", "vae", "sample_model", *component_options())))
 """Fields that also take the folder of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights", "training_adapter", "lora_weights"), MODELS),

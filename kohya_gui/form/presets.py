@@ -20,7 +20,8 @@ PRESETS = INSTALLED if INSTALLED.is_dir() else CHECKED_OUT
 KEPT_BY_PRESETS = (
     *dict.fromkeys((BASE_MODEL, "vae", *component_options())),
     *("train_data_dir", "num_repeats", "caption_prefix", "reg_data_dir", "dataset_config", "in_json"),
-    *("conditioning_data_dir", "control_directory", "output_dir", "output_name", "logging_dir", "sample_prompts"),
+    *("conditioning_data_dir", "control_directory", "output_dir", "output_name", "logging_dir", "sample_model"),
+    "sample_prompts",
     *(o.name for o in each_option(SlurmOptions)),
 )
 """Paths, names and the place, which a preset leaves alone: it is about how to train."""

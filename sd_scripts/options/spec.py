@@ -39,6 +39,7 @@ CAPABILITIES = {
     "partial_text_cache": "a LoRA of one text encoder can be trained while the outputs of the others are cached",
     "pooled_captions": "the model reads the pooled output of CLIP, from which each block computes its modulation",
     "prediction_types": "what the model predicts can be chosen",
+    "sample_model": "samples of a LoRA run can be made with the weights of another model",
     "smaller_at_high_noise": "steps at high noise can be trained at a smaller size",
     "start_image": "a clip can be given the image that it begins with",
     "trains_text": "full training can train the text encoders",

@@ -17,7 +17,7 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
-from sd_scripts.options.generating.sampling import SampleOptions
+from sd_scripts.options.generating.sampling import SAMPLE_MODEL, SampleOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
@@ -193,7 +193,7 @@ class _Run:
         encoders = 0.0
         if not self.cache.cache_text_encoder_outputs_to_disk:
             encoders = sum(self.facts.values[name] * HALF + self._quantized(name)[1] for name in self.encoders)
-        idle = self._second() - self._idle_on_device()
+        idle = self._second() - self._idle_on_device() + self._for_samples()
         return PROCESS + int(idle + max(encoders, self._swapped() * PINNED, self.facts.values[VAE] * FULL))
 
     # components
@@ -219,6 +219,12 @@ class _Run:
     def _second(self) -> float:
         """Return the bytes of a second set of the denoiser's weights."""
         return self._component(DENOISER) if self.card.plan.trains_two(self.settings) else 0.0
+
+    def _for_samples(self) -> float:
+        """Return the bytes of the weights that samples are made with, if they are not the trained ones."""
+        samples = self.settings[SampleOptions]
+        waits = samples.sample_model and samples.sample_prompts and self.card.has(SAMPLE_MODEL)
+        return self._component(DENOISER) if waits else 0.0
 
     def _idle_on_device(self) -> float:
         """Return those of them that wait on the device."""

@@ -18,6 +18,7 @@ from sd_scripts.machine.nvidia import Gpu, first_gpu
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.training import TrainingOptions
@@ -214,7 +215,7 @@ def _cut_texts(settings: Settings, card: FamilyCard, data: DataPlan) -> Iterator
     prompts: list[SamplePrompt] = []
     if file := prompt_file(settings):
         with contextlib.suppress(ValueError):  # listed with what keeps the run from starting
-            prompts = file.prompts(card.sample_defaults)
+            prompts = file.prompts(card.defaults_of_samples(settings[SampleOptions].sample_model))
     texts = chain.from_iterable((each.prompt, each.negative_prompt if each.scale != 1 else "") for each in prompts)
     yield from filter(None, (limit.caption_remark(data.whole_captions()), limit.prompt_remark(texts)))
 

@@ -1,6 +1,7 @@
 """Sample images during training: when they are due and where they go."""
 
 import time
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,14 +17,14 @@ from sd_scripts.training.saving.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
 
 
-def prompts_of(file: PromptFile | None, card: FamilyCard) -> list[SamplePrompt]:
-    """Return the prompts of a file, if there is one. Raises ValueError with all problems together; call it before the
-    model loads."""
+def prompts_of(file: PromptFile | None, card: FamilyCard, sample_model: str | None) -> list[SamplePrompt]:
+    """Return the prompts of a file, if there is one, for samples made with `sample_model` (None: the trained one).
+    Raises ValueError with all problems together; call it before the model loads."""
     if file is None:
         return []
     if problems := file.problems(card.capabilities):
         raise ValueError("\n".join(problems))
-    return file.prompts(card.sample_defaults)
+    return file.prompts(card.defaults_of_samples(sample_model))
 
 
 class SampleFailure(NamedTuple):
@@ -58,8 +59,11 @@ class Sampler:
         if not self.prompts:
             self._context.warn("sample_prompts: no prompts to sample; set it to a file with prompts")
             return
+        with self._data.sample_model.in_denoiser() if self._data.sample_model else nullcontext():
+            self._run(f"{step:06d}" if epoch is None else f"e{epoch:06d}", step)
+
+    def _run(self, when: str, step: int) -> None:
         progress = self._context.phase("sampling")
-        when = f"{step:06d}" if epoch is None else f"e{epoch:06d}"
         together = self._train_state.trainable.shards is not None
         total = len(self.prompts)
         world = 1 if together else self._context.world
@@ -94,8 +98,9 @@ class Sampler:
         prompt = self.prompts[number]
         # a compiled no_grad pass would need graphs of its own
         uncompiled = torch.compiler.set_stance("force_eager")
-        without_adapter = self._train_state.trainable.for_samples()
-        with torch.random.fork_rng(), self._train_state.averaged(), uncompiled, without_adapter:
+        # the training adapter is in the trained weights only
+        for_samples = nullcontext() if self._data.sample_model else self._train_state.trainable.for_samples()
+        with torch.random.fork_rng(), self._train_state.averaged(), uncompiled, for_samples:
             text = self._data.text_of_prompt(number)
             media = self._data.family.sample(self._data.components, prompt, text, self._context.settings)
         name = self._context.settings[SavingOptions].output_name

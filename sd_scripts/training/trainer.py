@@ -16,6 +16,7 @@ from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.family import Family, StepInputs
 from sd_scripts.library.optim import optimizers
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
@@ -86,7 +87,7 @@ class Trainer:
         self.uploads = HubUploads(context)
         if saved:
             keep_seed(saved, context)
-        prompts = prompts_of(prompt_file(settings), family.card)
+        prompts = prompts_of(prompt_file(settings), family.card, settings[SampleOptions].sample_model)
         plan = read_dataset(context, family)
         require_token_in_captions(trained_token(settings.get(EmbeddingOptions), family.card), plan, context.warn)
         if context.is_main:

@@ -36,6 +36,7 @@ from sd_scripts.training.compiling.recovery import Recovery
 from sd_scripts.training.context import Context
 from sd_scripts.training.methods.method import Method
 from sd_scripts.training.process.model_download import download_model
+from sd_scripts.training.sample_model import SampleModel
 
 
 @dataclass(kw_only=True)
@@ -52,6 +53,8 @@ class TrainingData:
     """Prompts of the samples."""
     latents: LatentStore | None = None
     text: TextStore | None = None
+    sample_model: SampleModel | None = None
+    """The model that this process makes samples with; None: the trained one, or it makes none."""
     prompt_text: list[dict[str, Tensor]] = field(default_factory=list)
     """For each prompt the outputs of text encoders that no step calls."""
 
@@ -156,6 +159,11 @@ def open_training_data(
         trains_encoder=method.trains_text_encoders(family, context),
         prompts=prompts,
     )
+    source = family.open_sample_model(context.settings, components)
+    if source and context.rank < len(prompts):
+        training_data.sample_model = SampleModel(
+            source, partial(method.change_sample_model, family, components, context)
+        )
     warn_about_known_samples(training_data)
     check_control_clips(training_data)
     return training_data
@@ -341,7 +349,11 @@ def place_on_device(training_data: TrainingData) -> None:
     components = training_data.components
     device = training_data.context.device
     if not training_data.context.sharded:  # shards are moved block by block
-        training_data.family.place(components, placement_of(training_data.context.settings), device)
+        placement = placement_of(training_data.context.settings)
+        training_data.family.place(components, placement, device)
+        if sample_model := training_data.sample_model:
+            assert training_data.family.block_lists
+            sample_model.load(training_data.family.block_lists, components.denoiser, placement)
     if training_data.latents is None:
         for name in (VAE, *training_data.condition_encoders):
             components.module(name).to(device)

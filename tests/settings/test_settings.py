@@ -358,7 +358,7 @@ def test_an_unavailable_method_is_named():
 
 PATHS = """
 pretrained_model_name_or_path vae tokenizer_cache_dir train_data_dir reg_data_dir dataset_config in_json
-conditioning_data_dir resume output_dir sample_prompts metadata_thumbnail logging_dir log_tracker_config
+conditioning_data_dir resume output_dir sample_prompts sample_model metadata_thumbnail logging_dir log_tracker_config
 console_log_file run_dir slurm_template network_weights base_weights training_adapter weights clip_l t5xxl ae
 controlnet_model_name_or_path
 """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from sd_scripts.families.cards.clip_facts import ClipFacts
@@ -311,6 +312,16 @@ class PlanCard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistilledCard:
+    """Models of a family that were distilled to few steps, which names alone distinguish."""
+
+    named: re.Pattern[str]
+    """Found in the name of their file or folder."""
+    sample_defaults: SamplePrompt
+    """Values that a sample prompt does not set."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FamilyCard:
     """A model family as the page, the options and the file recognition see it."""
 
@@ -370,6 +381,8 @@ class FamilyCard:
     """Settings, variant of the base model -> warnings about settings that have no effect on it."""
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
     """Values that a sample prompt does not set."""
+    distilled: DistilledCard | None = None
+    """None: not known."""
     no_guidance: float = 1.0
     """The guidance_scale of musubi-tuner's commands that is none: 0 where it adds to the prompt's prediction."""
     problems: tuple[Check, ...] = ()
@@ -397,6 +410,13 @@ class FamilyCard:
             return ""
         most = f"{self.title} reads images up to {self.longest_control:g} times as long as wide"
         return f"the control image '{path}' is too elongated: {most}; crop it"
+
+    def defaults_of_samples(self, sample_model: str | None) -> SamplePrompt:
+        """Return the values that a sample prompt does not set in a run whose samples are made with this model; None:
+        with the trained one."""
+        if self.distilled and self.distilled.named.search(PurePath(sample_model or "").name):
+            return self.distilled.sample_defaults
+        return self.sample_defaults
 
     @property
     def generated_size(self) -> tuple[int, int]:

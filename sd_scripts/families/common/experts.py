@@ -15,7 +15,7 @@ from torch import Tensor
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.flow_sampling import Velocity
 from sd_scripts.families.common.objective import flow_timesteps, tokens_of, trained_range
-from sd_scripts.families.common.placing import BlockLists, Placement, quantize_blocks
+from sd_scripts.families.common.placing import BlockLists, Placement
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.idle_weights import IdleWeights
 from sd_scripts.options.optimization.loss import NoiseOptions
@@ -43,17 +43,9 @@ class Experts:
         """Load the weights for high noise to main memory, and take them for the denoiser, which is placed already.
         Raises ValueError, one sentence, if the two are stored differently."""
         denoiser = cast(BlockTransformer, components.denoiser)
-        high = components.load(self.component).module(self.component)
-        blocks = [block for each in lists.of(high) for block in each]
-        quantize_blocks(blocks, placement, denoiser.dtype, denoiser.device)
+        high = cast(BlockTransformer, components.load(self.component).module(self.component))
         self.high = False
-        try:
-            self.idle = IdleWeights(denoiser, high, blocks, offload=placement.offloads_idle)
-        except ValueError as error:
-            raise ValueError(
-                f"{self.option}: its file and the model's store weights in different formats; choose files of the same "
-                "precision, or set quantize_base"
-            ) from error
+        self.idle = lists.let_wait(high, denoiser, placement, self.option, offload=placement.offloads_idle)
         components.free(self.component)
 
     def use_for(self, t: float) -> None:

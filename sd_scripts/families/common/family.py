@@ -21,7 +21,7 @@ from sd_scripts.families.common.components import Components as Components
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
 from sd_scripts.families.common.objective import Draw, HighNoise, flow_validation_timesteps
-from sd_scripts.families.common.opening import load_tokenizers, open_sources
+from sd_scripts.families.common.opening import load_tokenizers, open_sample_model, open_sources
 from sd_scripts.families.common.placing import BlockLists, Placement, blocks_to_swap, checkpoint_gradients
 from sd_scripts.families.common.problems import Expected, network_problems, width_problems
 from sd_scripts.families.common.quantizing import quantize_while_loading
@@ -300,7 +300,13 @@ class Family:
         except ValueError as error:
             return [str(error)]
         sources, problems = open_sources(self.card, self.layouts, settings, lambda: model, online=False)
-        return problems + (self._problems(sources, settings) if DENOISER in sources else [])
+        if DENOISER not in sources:
+            return problems
+        try:
+            open_sample_model(self.card, self.layouts, settings, sources[DENOISER])
+        except ValueError as error:
+            problems.append(str(error))
+        return problems + self._problems(sources, settings)
 
     def _problems(self, sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
         """Return problems of components that do not fit together, and of options that the denoiser limits."""
@@ -326,6 +332,11 @@ class Family:
         self.block_lists.place(components, placement, device)
         if components.experts:
             components.experts.join(components, self.block_lists, placement)
+
+    def open_sample_model(self, settings: Settings, components: Components) -> WeightSource | None:
+        """Return the weights of sample_model, which fit the opened denoiser; None without one. Raises ValueError, one
+        sentence."""
+        return open_sample_model(self.card, self.layouts, settings, components.sources[DENOISER])
 
     def open(
         self,

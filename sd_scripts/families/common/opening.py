@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.library.files.model_reader import read_empty, read_weights
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import Tokenizers, find_tokenizer, tokenizer_folders
+from sd_scripts.options.generating.sampling import SAMPLE_MODEL
 from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.spec import WrongValue
 from sd_scripts.settings.settings import Settings
@@ -73,6 +74,28 @@ def open_sources(
             problems.append(str(error))
             wrong_model |= component.option == MODEL
     return sources, problems
+
+
+def open_sample_model(
+    card: FamilyCard, layouts: Mapping[str, Layout], settings: Settings, trained: WeightSource
+) -> WeightSource | None:
+    """Return the weights of sample_model, which are to take the place of the trained model's; None without one. They
+    are loaded as those are, into main memory. Raises ValueError, one sentence, if they do not fit there."""
+    file = settings.value(SAMPLE_MODEL) if card.has(SAMPLE_MODEL) else None
+    if not file:
+        return None
+    assert card.files.denoiser
+    component = replace(card.files.denoiser, option=SAMPLE_MODEL, title=card.files.base_model)
+    opener = _Opener(component, layouts[DENOISER], card, settings[ModelOptions])
+    source = opener.open_given(file, online=False)
+    assert source, "the denoiser is not opened by a library"
+    opener.require_own_inputs(source)
+    if shapes_of(source.empty.state_dict()) != shapes_of(trained.empty.state_dict()):
+        raise ValueError(
+            f"{SAMPLE_MODEL}: '{source.path}' differs from the trained model in the sizes of its layers; choose a model "
+            "of the same size"
+        )
+    return replace(trained, empty=source.empty, make=source.make, path=source.path, read=source.read, device="cpu")
 
 
 def load_tokenizers(

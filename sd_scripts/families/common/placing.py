@@ -14,6 +14,7 @@ from sd_scripts.formats.words import listed
 from sd_scripts.library.diffusion.block_swap import SLOTS, BlockSwap, CopyStreams, SwapGroup, swapped_blocks
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.checkpointing import checkpoint_function
+from sd_scripts.library.diffusion.idle_weights import IdleWeights
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.training import TrainingOptions
@@ -84,18 +85,6 @@ def place_blocks(
     return group if len(group) else None
 
 
-def quantize_blocks(
-    blocks: Sequence[nn.Module], placement: Placement, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Quantize blocks that are in main memory, and stay there, as `BlockLists.place` does."""
-    quantize = block_quantizer(placement.quantization, dtype, device, few_tokens=())
-    swapped = swapped_blocks(len(blocks), placement.swapped_blocks)
-    for number, block in enumerate(blocks if quantize else ()):
-        assert quantize
-        quantize(block.to(device), number not in swapped)
-        block.to("cpu")
-
-
 @dataclass(frozen=True, kw_only=True)
 class BlockLists:
     """The lists of blocks of a transformer, which take turns on the device if some are swapped."""
@@ -124,6 +113,29 @@ class BlockLists:
         kinds = zip(self.of(transformer), self.counts(placement.swapped_blocks), strict=True)
         quantize = block_quantizer(placement.quantization, transformer.dtype, device, few_tokens=self.few_tokens)
         transformer.swapper = place_blocks(transformer, kinds, device, quantize=quantize)
+
+    def let_wait(
+        self, other: BlockTransformer, denoiser: BlockTransformer, placement: Placement, option: str, *, offload: bool
+    ) -> IdleWeights:
+        """Return the weights of `other`, which is in main memory, ready to change places with those of the placed
+        denoiser; they are quantized alike. `offload` as in IdleWeights. Raises ValueError, one sentence that names
+        `option`, if the two are stored differently."""
+        device = denoiser.device
+        quantize = block_quantizer(placement.quantization, denoiser.dtype, device, few_tokens=self.few_tokens)
+        lists = self.of(other)
+        for blocks, off in zip(lists, self.counts(placement.swapped_blocks), strict=True):
+            swapped = swapped_blocks(len(blocks), off)
+            for number, block in enumerate(blocks if quantize else ()):
+                assert quantize
+                quantize(block.to(device), number not in swapped)
+                block.to("cpu")
+        try:
+            return IdleWeights(denoiser, other, [block for blocks in lists for block in blocks], offload=offload)
+        except ValueError as error:
+            raise ValueError(
+                f"{option}: its file and the model's store weights in different formats; choose files of the same "
+                "precision, or set quantize_base"
+            ) from error
 
     def most(self, *blocks: int) -> int:
         """Return the largest blocks_to_swap of a model with this many blocks in each list."""

@@ -7,6 +7,9 @@ SAMPLERS = (
     *("k_lms", "k_euler", "k_euler_a", "k_dpm_2", "k_dpm_2_a"),
 )
 
+SAMPLE_MODEL = "sample_model"
+"""The option, and the capability that it needs."""
+
 
 class SampleOptions(OptionGroup, title="Samples"):
     """Generate images during training to follow its progress."""
@@ -20,6 +23,13 @@ class SampleOptions(OptionGroup, title="Samples"):
         "Generate samples every n epochs; overrides sample_every_n_steps.", most=1_000_000
     )
     sample_at_first: bool = switch("Generate samples before the first step too, for comparison.")
+    sample_model: str | None = path_option(
+        "Model that samples are made with, under the LoRA: a file or folder of the same architecture and size, such as "
+        "the distilled model, which needs few steps. Its weights wait in RAM.",
+        label="Model for samples",
+        needs=SAMPLE_MODEL,
+        methods=("lora",),
+    )
     sample_sampler: str = option(
         "ddim",
         "Sampler for the images; euler_a and dpmsolver++ are good choices.",

@@ -59,6 +59,7 @@ PROBLEMS = (
     network.cached_captions_with_new_token,
     network.new_token_with_external_network,
     network.adapter_with_external_network,
+    outputs.sample_model_conflicts,
     loss.smaller_size_unsupported,
 )
 
@@ -94,6 +95,7 @@ REMARKS = (
     optimizer.schedule_without_effect,
     optimizer.lr_decay_without_effect,
     outputs.samples_without_prompts,
+    outputs.sample_model_is_the_trained_one,
     outputs.keep_last_without_saving,
     network.lr_without_training,
     loss.timestep_options_without_effect,

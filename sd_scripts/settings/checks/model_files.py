@@ -8,6 +8,7 @@ from sd_scripts.families.cards.registry import card_of, component_card, is_built
 from sd_scripts.formats.models.lora_header import why_unreadable
 from sd_scripts.formats.models.lora_keys import DENOISER_LAYER, group_keys, left_out, not_in_model
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
+from sd_scripts.options.generating.sampling import SAMPLE_MODEL
 from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, METHOD_TITLES, SCRIPTS
@@ -106,6 +107,22 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
 
 
+def sample_model(valid: Settings) -> Iterator[str]:
+    """Check the model that samples are made with."""
+    name = valid.value(SAMPLE_MODEL)
+    card = card_of(valid.script.family)
+    if not name or not card.has(SAMPLE_MODEL):  # without effect elsewhere
+        return
+    path = Path(name)
+    found = describe(path)
+    if not path.exists():
+        yield f"{SAMPLE_MODEL}: file or folder not found: '{name}'"
+    elif found.problem:
+        yield f"{SAMPLE_MODEL}: {found.problem}"
+    elif _is_known(found) and not (card.trains(found.family) and found.is_base_model):
+        yield f"{SAMPLE_MODEL}: '{name}' is {found.is_a}, not a base model for {card.title}; choose another file"
+
+
 def network_files(valid: Settings) -> Iterator[str]:
     """Check the LoRA files to continue from or to merge into the base model."""
     for option, file, ours in _network_files(valid):
@@ -193,4 +210,4 @@ def model_remarks(settings: Settings, downloaded: Path | None = None) -> Iterato
         )
 
 
-CHECKS = (base_model, vae, components, components_in_the_model, network_files)
+CHECKS = (base_model, vae, components, components_in_the_model, sample_model, network_files)

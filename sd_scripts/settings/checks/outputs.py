@@ -1,8 +1,11 @@
 """Checks of a run's outputs: files, samples, uploads."""
 
-from sd_scripts.options.generating.sampling import SampleOptions
+from sd_scripts.families.cards.registry import is_built_in_network
+from sd_scripts.options.generating.sampling import SAMPLE_MODEL, SampleOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
-from sd_scripts.options.spec import Findings
+from sd_scripts.options.spec import Findings, truth
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.checks.run_values import RunValues
 
@@ -16,9 +19,29 @@ def samples_without_prompts(values: RunValues) -> Findings:
                 "generates no samples on its own; set sample_every_n_steps or sample_every_n_epochs",
             )
         return
-    for name in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first"):
+    for name in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first", SAMPLE_MODEL):
         if getattr(sample, name):
             yield name, "has no effect without sample_prompts"
+
+
+def sample_model_conflicts(values: RunValues) -> Findings:
+    """Refuse a model for samples where the trained weights cannot be used on it."""
+    if not values[SampleOptions].sample_model or not values.card.has(SAMPLE_MODEL):
+        return
+    network = values.get(NetworkOptions)
+    if network is None:
+        yield SAMPLE_MODEL, "is for LoRA training, which leaves the model itself unchanged; leave it unset"
+    elif not is_built_in_network(network):
+        yield SAMPLE_MODEL, "works with the built-in networks only; leave network_module unset"
+    elif network.dora_wd or truth(network.built_in.arguments.get("dora_wd", "False")):
+        yield SAMPLE_MODEL, "a DoRA depends on the norms of the trained model's weights; leave sample_model unset"
+
+
+def sample_model_is_the_trained_one(values: RunValues) -> Findings:
+    name, trained = values[SampleOptions].sample_model, values[ModelOptions].pretrained_model_name_or_path
+    network = values.get(NetworkOptions)
+    if name and name == trained and not (network and network.training_adapter):
+        yield SAMPLE_MODEL, "is the trained model, with which samples are made anyway; leave it unset to save RAM"
 
 
 def keep_last_without_saving(values: RunValues) -> Findings:

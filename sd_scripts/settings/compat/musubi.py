@@ -16,7 +16,7 @@ SWAPPING = "only blocks_to_swap decides how blocks are swapped"
 NUM_LAYERS = "the number of blocks is read from the model's file"
 METADATA = "the metadata shows what was trained"
 TILES = "large and long clips are encoded and decoded in tiles without it"
-TURBO = "samples are made with the model that is trained; generate images with the distilled one and the LoRA"
+TURBO_CACHE = "the weights of sample_model always wait in RAM between samples"
 COMPILE = "set compile and the options that begin with compile_"
 
 
@@ -55,8 +55,8 @@ class MusubiOptions(OptionGroup, title="Names of musubi-tuner"):
     num_layers: int | None = unused(NUM_LAYERS, None, within=(1, 1000))
     metadata_reso: str | None = unused(METADATA, None)
     metadata_arch: str | None = unused(METADATA, None)
-    turbo_dit: str | None = unused(TURBO, None)
-    turbo_dit_cache: bool = unused(TURBO)
+    turbo_dit: str | None = optional("Name of sample_model.")
+    turbo_dit_cache: bool = unused(TURBO_CACHE)
     num_timestep_buckets: int | None = unused("timesteps are drawn independently", None, within=(0, 10_000))
     fp8_text_encoder: bool = name_of("quantize_text_encoders", "fp8")
     fp8_t5: bool = name_of("quantize_text_encoders", "fp8")
@@ -121,6 +121,7 @@ MUSUBI: dict[str, Translator] = {
     "dit": renamed("pretrained_model_name_or_path"),
     "gradient_checkpointing_cpu_offload": renamed("cpu_offload_checkpointing"),
     "disable_numpy_memmap": renamed("disable_mmap_load_safetensors"),
+    "turbo_dit": renamed("sample_model"),
     "fp8_scaled": _part_of_fp8,
     "fp8_vl": _part_of_fp8,
     "fp8_llm": _part_of_fp8,

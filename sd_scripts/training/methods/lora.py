@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -95,11 +96,14 @@ class Lora(Method):
         changed = [each for each in modules if each.module is components.module(name)]
         if not changed:
             return
-        strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
-        for file, strength in zip(options.base_weights, strengths, strict=True):
-            merge(changed, _read_merged("base_weights", file, modules), strength)
+        _merge_base_weights(changed, modules, options)
         if options.training_adapter and changed[0] is modules[0]:
             merge(modules[:1], _read_merged("training_adapter", options.training_adapter, modules), 1.0)
+
+    def change_sample_model(self, family: Family, components: Components, context: Context, model: nn.Module) -> None:
+        """Merge the LoRA files of base_weights into it, but not the training adapter."""
+        modules = _all_targets(family, components, context)
+        _merge_base_weights([replace(modules[0], module=model)], modules, context.settings[NetworkOptions])
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]
@@ -327,6 +331,12 @@ def _check_files(family: Family, components: Components, context: Context) -> No
             context.warn_once(sentence, sentence)  # before the start if the header showed it
     elif options.network_weights:
         read_finite_tensors("network_weights", Path(options.network_weights))
+
+
+def _merge_base_weights(changed: list[AdaptedModule], modules: list[AdaptedModule], options: NetworkOptions) -> None:
+    strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
+    for file, strength in zip(options.base_weights, strengths, strict=True):
+        merge(changed, _read_merged("base_weights", file, modules), strength)
 
 
 def _read_merged(option: str, file: str, modules: list[AdaptedModule]) -> LoraFile:

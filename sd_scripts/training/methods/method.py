@@ -47,6 +47,11 @@ class Method(ABC):
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:  # noqa: B027
         """Prepare the component of this name, just loaded, before anything is encoded with it."""
 
+    def change_sample_model(  # noqa: B027
+        self, family: Family, components: Components, context: Context, model: nn.Module
+    ) -> None:
+        """Prepare the model that samples are made with instead of the denoiser, just loaded."""
+
     @abstractmethod
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         """Make the model trainable. Its components are on the device already."""

@@ -58,9 +58,8 @@ def test_flags_of_musubi_tuner_are_understood() -> None:
     settings = from_values(script, given.values)
     assert given.problems == []
     assert settings.unknown == {}
-    names = (MODEL, "vae", "qwen3_vl", "network_train_unet_only")
-    assert [settings.value(name) for name in names] == ["dit", "vae", "text_encoder", True]
-    assert [remark.name for remark in settings.remarks if "the distilled one" in str(remark)] == ["turbo_dit"]
+    names = (MODEL, "vae", "qwen3_vl", "sample_model", "network_train_unet_only")
+    assert [settings.value(name) for name in names] == ["dit", "vae", "text_encoder", "turbo.safetensors", True]
 
 
 def test_files_of_other_models_and_too_many_swapped_blocks_are_refused(

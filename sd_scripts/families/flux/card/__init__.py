@@ -105,7 +105,7 @@ CARD = FamilyCard(
     capabilities=frozenset(
         {
             *("batches", "blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"),
-            *("pooled_captions", "prediction_types", "smaller_at_high_noise"),
+            *("pooled_captions", "prediction_types", "sample_model", "smaller_at_high_noise"),
         }
     ),
     choices={"timestep_sampling": ("flux_shift",)},

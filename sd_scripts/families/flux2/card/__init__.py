@@ -1,10 +1,12 @@
 """FLUX.2 klein, as the page, the options and the file recognition see it."""
 
+import re
 from functools import partial
 
 from sd_scripts.families.cards.family_card import (
     VAE,
     ComponentCard,
+    DistilledCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
@@ -61,13 +63,15 @@ CARD = FamilyCard(
     capabilities=frozenset(
         {
             *("batches", "blockwise_updates", "control_images", "fp8", "offload_activations", "own_vae"),
-            "smaller_at_high_noise",
+            *("sample_model", "smaller_at_high_noise"),
         }
     ),
     needs_controls=False,
     choices={"timestep_sampling": ("flux2_shift",)},
     defaults=MUSUBI,
     notes={
+        "sample_model": "For a base model of FLUX.2 klein choose the distilled one, and samples take 4 steps without "
+        "guidance.",
         "pretrained_model_name_or_path": f"FLUX.2 klein's IDs are {HUB_MODEL} and its 9B counterpart.",
         "qwen3": "FLUX.2 klein 4B reads Qwen3-4B, klein 9B Qwen3-8B.",
         "vae": "FLUX.2's autoencoder, such as flux2-vae.safetensors. Not needed for a diffusers folder.",
@@ -113,6 +117,10 @@ CARD = FamilyCard(
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(graphs=DOUBLE_AND_SINGLE, memory=KLEIN_9B, memory_of_others=(KLEIN_4B,), memory_named=memory_named),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=50, scale=4.0),
+    distilled=DistilledCard(
+        named=re.compile("^(?!.*base).*klein", re.IGNORECASE),
+        sample_defaults=SamplePrompt(width=1024, height=1024, steps=4, scale=1.0),
+    ),
     recognition=RecognitionCard(
         hub_words=("flux.2-klein",),
         marks=tuple((prefix + QWEN3, None, ENCODER) for prefix in ("model.", "")),

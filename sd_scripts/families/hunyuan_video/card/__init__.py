@@ -80,7 +80,10 @@ CARD = FamilyCard(
     order=7,
     groups=(HunyuanModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
-        {"blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae", "start_image"}
+        {
+            *("blockwise_updates", "flow_shift", "fp8", "guidance", "offload_activations", "own_vae"),
+            *("sample_model", "start_image"),
+        }
     ),
     clips=ClipFacts(fps=24, from_image={TEXT_TO_VIDEO: False, IMAGE_TO_VIDEO: True}),
     defaults=MUSUBI_GUIDED,

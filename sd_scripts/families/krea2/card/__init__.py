@@ -1,9 +1,11 @@
 """Krea 2, as the page, the options and the file recognition see it."""
 
+import re
 from functools import partial
 
 from sd_scripts.families.cards.family_card import (
     ComponentCard,
+    DistilledCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
@@ -58,7 +60,10 @@ CARD = FamilyCard(
     order=3,
     groups=(Krea2ModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
-        {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
+        {
+            *("batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"),
+            *("sample_model", "smaller_at_high_noise"),
+        }
     ),
     choices={"timestep_sampling": ("krea2_shift",)},
     defaults=MUSUBI,
@@ -67,6 +72,7 @@ CARD = FamilyCard(
         "vae": "Krea 2's files have none: choose Qwen-Image's VAE, such as qwen_image_vae.safetensors. Not needed for "
         "a diffusers folder.",
         "timestep_sampling": "krea2_shift samples more noise for larger images, as Krea 2 was trained.",
+        "sample_model": "For Krea 2 Raw choose Turbo, and samples take 8 steps without guidance.",
         "shift": "For Krea 2 Turbo set 3.16 at every size.",
         "network_args": "Krea 2: exclude_patterns and include_patterns, lists of regular expressions: layers that are "
         "not adapted, and exceptions to them.",
@@ -101,6 +107,10 @@ CARD = FamilyCard(
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(graphs=ONE_KIND, speeds=SPEEDS, memory=MEMORY, share_above=share_above),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=28, scale=5.5),
+    distilled=DistilledCard(
+        named=re.compile("turbo", re.IGNORECASE),
+        sample_defaults=SamplePrompt(width=1024, height=1024, steps=8, scale=1.0, flow_shift=3.16),
+    ),
     recognition=RecognitionCard(
         hub_words=("krea-2", "krea2"),
         recognise=recognise,

@@ -61,7 +61,10 @@ CARD = FamilyCard(
     order=3,
     groups=(QwenImageModelOptions, FlowOptions, MemoryOptions),
     capabilities=frozenset(
-        {"batches", "blockwise_updates", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
+        {
+            *("batches", "blockwise_updates", "fp8", "offload_activations", "own_vae"),
+            *("sample_model", "smaller_at_high_noise"),
+        }
     ),
     choices={"timestep_sampling": ("qwen_shift", "logsnr", "qinglong_qwen")},
     defaults=MUSUBI,

@@ -4,6 +4,7 @@ from functools import partial
 
 from sd_scripts.families.cards.family_card import (
     ComponentCard,
+    DistilledCard,
     FamilyCard,
     FilesCard,
     FirstLayer,
@@ -14,7 +15,7 @@ from sd_scripts.families.cards.family_card import (
 from sd_scripts.families.cards.flow_defaults import MUSUBI, musubi_page
 from sd_scripts.families.cards.layer_patterns import read_rules
 from sd_scripts.families.cards.shared_components import FLUX_VAE, PREFIXES, transformer
-from sd_scripts.families.z_image.card.checks import REMARKS
+from sd_scripts.families.z_image.card.checks import DISTILLED, REMARKS
 from sd_scripts.families.z_image.card.hub_files import FILES
 from sd_scripts.families.z_image.card.memory_facts import MEMORY, image_tokens
 from sd_scripts.families.z_image.card.options import RECOMMENDED
@@ -56,7 +57,10 @@ CARD = FamilyCard(
     order=4,
     groups=(Qwen3Options, FlowOptions, MemoryOptions),
     capabilities=frozenset(
-        {"batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae", "smaller_at_high_noise"}
+        {
+            *("batches", "blockwise_updates", "flow_shift", "fp8", "offload_activations", "own_vae"),
+            *("sample_model", "smaller_at_high_noise"),
+        }
     ),
     defaults=MUSUBI,
     notes={
@@ -66,6 +70,7 @@ CARD = FamilyCard(
         "timestep_sampling": "For Z-Image shift with discrete_flow_shift = 2 is recommended.",
         "network_args": "Z-Image: exclude_patterns and include_patterns, lists of regular expressions: layers "
         "that are not adapted, and exceptions to them, such as modulations and refiners.",
+        "sample_model": "For Z-Image's base model choose Turbo, and samples take 8 steps without guidance.",
         "training_adapter": "Z-Image Turbo is trained with zimage_turbo_training_adapter_v2.safetensors.",
         "blocks_to_swap": "Z-Image takes up to 28, and each saves about 0.4 GB.",
     },
@@ -95,6 +100,7 @@ CARD = FamilyCard(
     text_limit=lambda settings, variant: TextLimit(tokens=LONGEST),
     plan=PlanCard(tokens=image_tokens, graphs=GRAPHS, speeds=SPEEDS, memory=MEMORY),
     sample_defaults=SamplePrompt(width=1024, height=1024, steps=30, scale=5.0),
+    distilled=DistilledCard(named=DISTILLED, sample_defaults=SamplePrompt(width=1024, height=1024, steps=8, scale=1.0)),
     recognition=RecognitionCard(
         hub_words=("z-image", "zimage"),
         recognise=recognise,

@@ -8,8 +8,8 @@ from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.spec import Findings, OptionValues
 from sd_scripts.options.training import TrainingOptions
 
-TURBO, DE_TURBO = re.compile("turbo", re.IGNORECASE), re.compile("de[-_]?turbo", re.IGNORECASE)
-"""In names of files, which alone distinguish them."""
+DISTILLED = re.compile("(?<!de)(?<!de[-_])turbo", re.IGNORECASE)
+"""Turbo, but not De-Turbo, in names of files, which alone distinguish them."""
 
 
 def overflows_in_fp16(values: OptionValues) -> Findings:
@@ -23,7 +23,7 @@ def distilled_model_without_adapter(values: OptionValues) -> Findings:
     generating = values.get(TrainingOptions) is None
     if generating or (network and (network.training_adapter or network.base_weights)):
         return
-    if TURBO.search(name) and not DE_TURBO.search(name):
+    if DISTILLED.search(name):
         remedy = "set training_adapter, or train" if network else "train"
         yield MODEL, f"training makes Turbo lose its few steps; {remedy} Z-Image's base model"
 
