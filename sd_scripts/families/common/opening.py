@@ -92,8 +92,8 @@ def open_sample_model(
     opener.require_own_inputs(source)
     if shapes_of(source.empty.state_dict()) != shapes_of(trained.empty.state_dict()):
         raise ValueError(
-            f"{SAMPLE_MODEL}: '{source.path}' differs from the trained model in the sizes of its layers; choose a model "
-            "of the same size"
+            f"{SAMPLE_MODEL}: '{source.path}' differs from the trained model in the sizes of its layers; choose a "
+            "model of the same size"
         )
     return replace(trained, empty=source.empty, make=source.make, path=source.path, read=source.read, device="cpu")
 
