@@ -52,7 +52,7 @@ def test_the_preset_that_was_chosen_stays_the_starting_point_whatever_differs() 
     found = starting_point(settings, "lora", "sdxl_safe_start")
     assert found
     assert found.name == "sdxl_safe_start"
-    assert "blocks_to_swap" in [each["name"] for each in deviations(settings, found)]
+    assert "quantize_base" in [each["name"] for each in deviations(settings, found)]
 
 
 def test_a_file_of_kohya_is_a_preset_and_what_differs_from_it() -> None:
