@@ -34,7 +34,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def what_and_where(error: json.JSONDecodeError) -> str:
-    """Return what is wrong with JSON and where, in the words of tomllib."""
+    """Return the problem of JSON and its place, in the words of tomllib."""
     problem = error.msg.removesuffix(" at").removesuffix(" starting")
     return f"{problem} (at line {error.lineno}, column {error.colno})"
 

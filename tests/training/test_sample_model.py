@@ -132,7 +132,7 @@ def opened(family: Family, model: Path, miniature: Any, **values: Any) -> tuple[
 def test_the_weights_change_places_at_their_own_addresses(
     name: str, stored: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """In lists of blocks of which some are swapped and some have layers that are quantized differently."""
+    """In lists of blocks, some of them swapped, some with layers that are quantized differently."""
     miniature, family = request.getfixturevalue(f"{name}_miniature"), family_of(name)
     turbo = changed(miniature.checkpoint, tmp_path / "turbo.safetensors")
     (components, settings), (alone, _) = (

@@ -74,7 +74,7 @@ class Tokenizers(Sequence[Any]):
     """Tokenizers that are made when the first one is needed: captions in a cache need none."""
 
     def __init__(self, make: Callable[[], list[Any]], *, shipped: bool = False):
-        """`shipped`: whether all of them will be this package's own, so that what they do is known before."""
+        """`shipped`: whether all of them will be this package's own, whose tokens are known before."""
         self._make = make
         self.shipped = shipped
 

@@ -202,7 +202,7 @@ def _close_all_but(streams: list[Stream]) -> None:
     kept |= {multiprocessing.resource_tracker._resource_tracker._fd}  # type: ignore[attr-defined]
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # that of the listing itself
+            with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))
 
 
