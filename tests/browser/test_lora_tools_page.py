@@ -52,7 +52,7 @@ def test_a_lora_is_merged_inspected_and_described(page: Any, tools: Any, any_min
 
     start(tools, "inspect", model=str(tmp_path / "lora.safetensors"))
     tools.locator("[data-action=start-tool]").click()
-    expect(result.locator("rect[data-block=D00] title")).to_contain_text("in 10 layers")
+    expect(result.locator("rect[data-block=D00] title")).to_contain_text("10 layers")
     expect(result.locator("svg[aria-label='Singular values'] polyline")).to_have_count(1)
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 1000})
