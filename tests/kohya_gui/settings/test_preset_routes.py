@@ -15,7 +15,7 @@ from kohya_gui.settings.preset_routes import LARGEST, routes
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import read_toml
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "2026-11-25_presets.md"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 FORM = {"tab": "lora", "family": "flux", "values": {"learning_rate": "2e-4", "network_dim": "32"}}
 
 
@@ -54,7 +54,8 @@ def test_every_preset_is_listed_the_safe_start_of_a_family_first(client: TestCli
 
 
 def test_measured_values_equal_the_tables_of_the_benchmark() -> None:
-    rows = [line for line in RESULTS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    tables = [file.read_text(encoding="utf-8") for file in RESULTS.glob("*_preset*.md")]
+    rows = [line for table in tables for line in table.splitlines() if line.startswith("| `")]
     known = {(preset, *cells) for line in rows for preset, *cells in [[cell.strip() for cell in line.split("|")[1:-1]]]}
     for preset, values in measured().items():
         assert (PRESETS / f"{preset}.toml").is_file()
