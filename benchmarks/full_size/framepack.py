@@ -13,20 +13,24 @@ from benchmarks.full_size.hunyuan_video import ROWS as ROWS
 from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.framepack.card.memory_facts import IMAGE
+from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.full_size import SIGLIP, modules
 from sd_scripts.families.framepack.load import IMAGE_ENCODER
+from sd_scripts.families.framepack.sections import count_sections, section_of, single_frame
 from sd_scripts.library.files.safetensors_io import save_model
+
+META = torch.device("meta")
 
 
 def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Tensor:
-    """Call the transformer on the meta device for one image or clip of this size, which sees one clean frame."""
-    latents, place = (
-        unknown(1, 16, 1 + frames // 4, height // 8, width // 8),
-        torch.zeros(1, dtype=torch.int64, device="meta"),
-    )
+    """Call the transformer on the meta device for an image, or a section of a clip, and the frames that it sees."""
+    clip = unknown(1, 16, 1 + frames // 4, height // 8, width // 8)
+    sections = count_sections(clip.shape[2])
+    section = section_of(0, sections, META, f1=False) if sections else single_frame(FramePackOptions(), META)
+    latents, known = section.split(clip)
     text, pooled = unknown(1, LLAMA_TOKENS, 4096), unknown(1, 768)
     image = unknown(1, IMAGE, SIGLIP["hidden_size"])
-    predicted: Tensor = denoiser(latents, place, [(latents, place, 1)], text, pooled, image, unknown(1), unknown(1))
+    predicted: Tensor = denoiser(latents, section.places, known, text, pooled, image, unknown(1), unknown(1))
     return predicted
 
 

@@ -1,5 +1,6 @@
 """The benchmark times runs of the training scripts: on miniatures of both families, from the command line."""
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from benchmarks.steps import COMMON, GIB, HEADINGS, WARM_UP, ObservedRun, curve_
 from sd_scripts.families.cards.registry import module_of
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
+from sd_scripts.families.framepack.model import FramePackParams, FramePackTransformer
 from sd_scripts.families.qwen_image.model import QwenImageParams, QwenImageTransformer
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.settings.catalog import SCRIPTS
@@ -118,6 +120,7 @@ ONE_OF_EACH = {"transformer_layers_per_block": 1, "layers_per_block": 1}
         ("sdxl", lambda: UNet2DConditionModel(**SDXL_CONFIG | ONE_OF_EACH)),
         ("flux_kontext", lambda: FluxTransformer(FluxParams(double_blocks=1, single_blocks=1))),
         ("qwen_image", lambda: QwenImageTransformer(QwenImageParams(blocks=1))),
+        ("framepack", lambda: FramePackTransformer(FramePackParams(double_blocks=1, single_blocks=1))),
     ],
 )
 def test_twice_the_pixels_need_at_least_twice_the_operations_of_the_image(family: str, model: Any) -> None:
@@ -126,6 +129,16 @@ def test_twice_the_pixels_need_at_least_twice_the_operations_of_the_image(family
     predict = full_size(family).predict
     square, wide, larger = (operations_per_image(denoiser, predict, 512 * n, 512, learns=False) for n in (1, 2, 3))
     assert larger - wide >= wide - square > 0
+
+
+def test_a_step_of_framepack_is_one_section_of_a_clip_of_any_length() -> None:
+    with torch.device("meta"):
+        model = FramePackTransformer(FramePackParams(double_blocks=1, single_blocks=1))
+    predict = full_size("framepack").predict
+    image, short, long = (
+        operations_per_image(model, partial(predict, frames=frames), 64, 64, learns=False) for frames in (1, 37, 73)
+    )
+    assert image < short == long
 
 
 def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
