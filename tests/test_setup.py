@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 PYTHON = """#!/bin/sh
 case "$*" in
 *"sys.exit(not"*) exit {unsupported} ;;
-*perf_counter*) {loop} ;;
+*Python.h*) {path} ;;
+*process_time*) echo {microseconds} ;;
 --version) echo "Python {name}" ;;
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
 "-m "*) echo "$*" ;;
@@ -21,10 +23,10 @@ esac
 """Instead of an interpreter: answers what setup.sh asks of one."""
 
 
-def make(folder: Path, name: str, microseconds: int | None, supported: bool = True) -> None:
-    loop = "exit 1" if microseconds is None else f"echo {microseconds} /path of/{name}"
+def make(folder: Path, name: str, microseconds: int | str | None, supported: bool = True) -> None:
+    path = "exit 1" if microseconds is None else 'echo "$0"'
     python = folder / name
-    python.write_text(PYTHON.format(name=name, loop=loop, unsupported=int(not supported)))
+    python.write_text(PYTHON.format(name=name, path=path, microseconds=microseconds, unsupported=int(not supported)))
     python.chmod(0o755)
 
 
@@ -35,14 +37,14 @@ def bin_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def setup(bin_folder: Path) -> list[str]:
-    """Run setup.sh in a new project and return the lines that it prints."""
+def setup(bin_folder: Path, then: str = "") -> list[str]:
+    """Run setup.sh in a new project, and then a command of its shell; return the lines that they print."""
     root = bin_folder.parent / "project"
     root.mkdir(exist_ok=True)
     for name in ("setup.sh", "requirements.txt", "requirements-no-deps.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     environment = {**os.environ, "PATH": f"{bin_folder}:/usr/bin:/bin"}
-    command = ["bash", "-c", f"source {root}/setup.sh"]
+    command = ["bash", "-c", f"source {root}/setup.sh; {then}"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -70,6 +72,18 @@ def test_a_python_without_headers_is_not_preferred(bin_folder: Path) -> None:
     make(bin_folder, "python3", 10)
     make(bin_folder, "python3.12", None)
     assert chosen(bin_folder) == "python3"
+
+
+def test_a_python_is_judged_by_its_fastest_moment(bin_folder: Path) -> None:
+    make(bin_folder, "python3", 10)
+    make(bin_folder, "python3.12", "$(if mkdir $0-seen 2>/dev/null; then echo 90; else echo 6; fi)")
+    assert chosen(bin_folder) == "python3.12"
+
+
+def test_the_speed_of_this_python_is_measured(bin_folder: Path) -> None:
+    make(bin_folder, "python3", 10)
+    *_, microseconds = setup(bin_folder, f"measure {sys.executable}")
+    assert int(microseconds) > 0
 
 
 def test_pytorch_is_installed_before_what_else_is_required(bin_folder: Path) -> None:
