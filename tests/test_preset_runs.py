@@ -1,5 +1,6 @@
 """The training options of presets work: two steps on miniatures, with each option that any of them sets."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def name(preset: Path) -> str:
     return f"{preset.parent.name}/{preset.stem}"
 
 
+@cache
 def ways(preset: Path) -> set[tuple[str, object]]:
     """Return (option, value) of all that a preset sets; numbers count as one value. And which code trains it."""
     family = preset_family(preset.stem)

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test in this folder, and skip them without Chromium."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"))
 

@@ -5,6 +5,7 @@ A test is `fast` unless its own mark, the first mark of its module's `pytestmark
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 TIERS = ("fast", "run", "deep")
@@ -15,6 +16,7 @@ current = ""
 """The tier of the test that is running."""
 
 
+@cache
 def tier_of_file(path: Path) -> str:
     """Return the tier of a file or folder of tests by its place and text, without importing it."""
     for folder, tier in FOLDERS.items():
