@@ -3,8 +3,9 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,9 @@ def copies(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def configure(folder: Path, miniature: Any, **values: Any) -> Path:
     """A settings file; the output is `folder`/out and the run's folder is run in it."""
     usual = encoding_is_usual(values)
-    data = miniature.data_dir.parent / "six encoded" if usual else folder / "images"
     paths = {
         **(ENCODED if usual else {}),
-        "train_data_dir": str(images(data, count=6)),
+        "train_data_dir": str(encoded(miniature) if usual else images(folder / "images", count=6)),
         "output_dir": str(folder / "out"),
         "run_dir": str(folder / "out" / "run"),
     }
@@ -85,9 +85,14 @@ def configure(folder: Path, miniature: Any, **values: Any) -> Path:
     return folder / "run.toml"
 
 
-def data_of(folder: Path) -> str:
+def encoded(miniature: Any) -> Path:
+    """Images whose encodings are shared by all runs with the usual ones."""
+    return images(miniature.data_dir.parent / "six encoded", count=6)
+
+
+def data_of(folder: Path) -> Path:
     """The images of the run that was configured there."""
-    return str(read_toml(folder / "run.toml")["train_data_dir"])
+    return Path(read_toml(folder / "run.toml")["train_data_dir"])
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +230,7 @@ def fail_in_backward(config: Path, family: str, method: str) -> int:
 
 @pytest.mark.parametrize("more", [{}, WITHIN], ids=["at the end", "within backward"])
 def test_both_processes_keep_training_when_compiled_code_fails_in_one(
-    more: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], any_miniature: Any, as_two: Callable[..., Run], tmp_path: Path
 ) -> None:
     values = {**FULL, "max_grad_norm": 0.0, "compile": True, "compile_backend": "eager", **more}
     config = configure(tmp_path, any_miniature, **values)
@@ -237,22 +242,31 @@ def test_both_processes_keep_training_when_compiled_code_fails_in_one(
     two = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
     if more:  # the rest of the failed step uses the updates of its first blocks
         return
-    alone = train_as_two(two, any_miniature, monkeypatch, max_grad_norm=0.0)
+    alone = as_two(max_grad_norm=0.0)
     assert two.losses == pytest.approx(alone.losses, rel=1e-5)
     assert apart(two, alone, any_miniature) < TOLERANCE
 
 
-def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
-    """One process on the same images, with twice the batch: two micro-steps, each with the draws of a process."""
+@pytest.fixture(scope="module")
+def as_two(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Trains in one process what two train with the same values; once for all tests."""
+
+    @cache
+    def train(**values: Any) -> Run:
+        return train_as_two(any_miniature, tmp_path_factory.mktemp("one"), encoded(any_miniature), **values)
+
+    return train
+
+
+def train_as_two(miniature: Any, output: Path, data: Path, **values: Any) -> Run:
+    """One process with twice the batch: two micro-steps, each with the draws of a process."""
 
     def generator(context: Context, step: int, micro: int) -> torch.Generator:
         return torch.Generator().manual_seed(context.number(micro, step, 0))
 
-    monkeypatch.setattr(Context, "generator", generator)
-    data = data_of(two.output.parent)
-    return train_whole(
-        miniature, two.output.with_name("one"), train_data_dir=data, gradient_accumulation_steps=2, **values
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Context, "generator", generator)
+        return train_whole(miniature, output, train_data_dir=data, gradient_accumulation_steps=2, **values)
 
 
 def apart(one: Run, other: Run, miniature: Any, file: str = "short.safetensors") -> float:
@@ -270,10 +284,10 @@ def apart(one: Run, other: Run, miniature: Any, file: str = "short.safetensors")
     ids=["at the end", "within backward"],  # test_encoders_... trains SDXL's within backward
 )
 def test_two_processes_equal_one_process_with_twice_the_batch(
-    values: dict[str, Any], more: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], more: dict[str, Any], any_miniature: Any, as_two: Callable[..., Run], tmp_path: Path
 ) -> None:
     two = train_two(tmp_path / "two", any_miniature, **values, **more)
-    one = train_as_two(two, any_miniature, monkeypatch, **values)
+    one = as_two(**values)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, any_miniature) < TOLERANCE
     assert torch.load(tmp_path / "two" / "underway0.pt") == [0 if more else MAX_IN_FLIGHT] * 3  # when backward is done
@@ -282,23 +296,21 @@ def test_two_processes_equal_one_process_with_twice_the_batch(
 
 @pytest.mark.parametrize("values", [HALF, {"mixed_precision": "bf16"}], ids=["half", "masters"])
 def test_gradients_in_half_precision_are_averaged_as_they_arrive(
-    values: dict[str, Any], any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], any_miniature: Any, as_two: Callable[..., Run], tmp_path: Path
 ) -> None:
     """Masters' gradients are then coarser than when one process adds them up."""
     values = {**values, "save_precision": "float"}
     two = train_two(tmp_path / "two", any_miniature, **values)
-    one = train_as_two(two, any_miniature, monkeypatch, **values)
+    one = as_two(**values)
     assert two.losses == pytest.approx(one.losses, rel=1e-3)
     assert apart(two, one, any_miniature) < TOLERANCE
 
 
-def test_encoders_with_unused_last_layers_are_updated_within_backward_too(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoders_with_unused_last_layers_are_updated_within_backward_too(miniature: Any, tmp_path: Path) -> None:
     values = {"max_grad_norm": 0.0, "max_train_steps": 2, **ENCODERS}
     blocks = train_two(tmp_path / "blocks", miniature, **values, **WITHIN)
     groups = train_two(tmp_path / "groups", miniature, **values, fused_optimizer_groups=3)
-    one = train_as_two(blocks, miniature, monkeypatch, **values)
+    one = train_as_two(miniature, tmp_path / "one", data_of(tmp_path / "blocks"), **values)
     assert blocks.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(blocks, one, miniature) < TOLERANCE
     assert apart(groups, one, miniature) < TOLERANCE

@@ -81,11 +81,11 @@ CHECKPOINTED = {"gradient_checkpointing": True}
     ids=["flux compiled", "qwen_image"],
 )
 def test_shards_train_like_whole_weights_and_generate_images(
-    name: str, more: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, more: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     model, values = request.getfixturevalue(name), {**CHECKPOINTED, **more, **with_prompts(tmp_path)}
     two = train_shards(tmp_path / "two", model, **values, sample_every_n_steps=3)
-    one = train_as_two(two, model, monkeypatch)
+    one = train_as_two(model, tmp_path / "one", data_of(tmp_path / "two"))
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, model) < TOLERANCE
     assert two.files == ["sample", "short.safetensors"]
@@ -201,9 +201,7 @@ def test_compiled_code_that_fails_in_both_processes_ends_neither(any_miniature: 
     assert told.count("The run continues without compiling") == 1
 
 
-def test_text_encoders_train_whole_alongside_shards(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_encoders_train_whole_alongside_shards(miniature: Any, tmp_path: Path) -> None:
     """And SDXL's blocks are checkpointed and make an image."""
     folder = tmp_path / "two"
     folder.mkdir()
@@ -214,7 +212,7 @@ def test_text_encoders_train_whole_alongside_shards(
     held = [{name: t for name, t in each.items() if name.startswith("text_encoder")} for each in copies(folder)]
     assert equal(*held)
     assert len(two.events_of("sample")) == 1
-    one = train_as_two(two, miniature, monkeypatch, **TEXT_ENCODERS)
+    one = train_as_two(miniature, tmp_path / "one", data_of(folder), **TEXT_ENCODERS)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, miniature) < TOLERANCE
     states = [torch.load(run.output / "short-state" / "state.pt", weights_only=True) for run in (two, one)]
