@@ -67,15 +67,7 @@ class JobForm:
 
     def _field(self, o: Option) -> dict[str, Any]:
         return {
-            "name": o.name,
-            "label": o.label,
-            "help": o.help,
-            "kind": _kind(o),
-            "default": o.default,
-            "choices": list(o.choices),
-            "nullable": o.nullable,
-            "whole": o.type is int,
-            "within": list(o.within) if o.within else None,
+            **described_field(o, "folder" if o.path else kind_of(o)),
             "placeholder": self.placeholders.get(o.name, o.placeholder),
             "methods": list(self.of_choices.get(o.name, ())),
             "first": o.name in self.first,
@@ -125,9 +117,23 @@ class JobForm:
         return [sys.executable, "-m", self.module, *setting_flags(changed)]
 
 
-def _kind(o: Option) -> str:
-    if o.path:
-        return "folder"
+def described_field(o: Option, kind: str) -> dict[str, Any]:
+    """Describe an option for the page; `kind` names its control."""
+    return {
+        "name": o.name,
+        "label": o.label,
+        "help": o.help,
+        "kind": kind,
+        "default": o.default,
+        "choices": list(o.choices),
+        "nullable": o.nullable,
+        "whole": o.type is int,
+        "within": list(o.within) if o.within else None,
+    }
+
+
+def kind_of(o: Option) -> str:
+    """Return the control of an option that is not a path."""
     if o.type is bool:
         return "switch"
     if o.type in (int, float):

@@ -10,6 +10,7 @@ from kohya_gui.access.allowed_paths import AllowedPaths
 from kohya_gui.form.field_links import FieldLinks
 from kohya_gui.form.recognise import Recognised, allowed, glance, size
 from kohya_gui.runs.launch_command import setting_flags
+from kohya_gui.tools.job_form import described_field, kind_of
 from kohya_gui.tools.lora_tool_list import LORA_TOOLS, LoraTool
 from kohya_gui.tools.tool_job import ToolJob
 from sd_scripts.families.cards.model_file import ModelFile, describe
@@ -37,7 +38,7 @@ def described_tools() -> list[dict[str, Any]]:
             "about": tool.about,
             "output": tool.output,
             "inputs": list(tool.inputs),
-            "fields": [_field(tool, o) for o in options_of(tool) if o.name not in tool.hidden],
+            "fields": [described_field(o, _kind(tool, o)) for o in options_of(tool) if o.name not in tool.hidden],
         }
         for tool in LORA_TOOLS
     ]
@@ -47,30 +48,12 @@ def options_of(tool: LoraTool) -> list[Option]:
     return [o for group in tool.groups for o in each_option(group)]
 
 
-def _field(tool: LoraTool, o: Option) -> dict[str, Any]:
-    return {
-        "name": o.name,
-        "label": o.label,
-        "help": o.help,
-        "kind": _kind(tool, o),
-        "default": o.default,
-        "choices": list(o.choices),
-        "nullable": o.nullable,
-        "whole": o.type is int,
-        "within": list(o.within) if o.within else None,
-    }
-
-
 def _kind(tool: LoraTool, o: Option) -> str:
     if o.name in ROWS:
         return "rows"
     if o.path:
         return "output" if o.name == tool.output else "file"
-    if o.type is bool:
-        return "switch"
-    if o.type in (int, float):
-        return "number"
-    return "choice" if o.choices else "text"
+    return kind_of(o)
 
 
 def read_values(tool: LoraTool, given: Mapping[str, Any]) -> dict[str, Any]:

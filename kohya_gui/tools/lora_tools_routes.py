@@ -1,6 +1,5 @@
 """The tab LoRA tools: routes under /studio that describe the tools, look at files, and start and follow a job."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from kohya_gui.tools.lora_tools import (
     read_values,
     takes_rows,
 )
+from kohya_gui.tools.tool_job import shown_state
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.settings.tools.lora_tools import REPORT
@@ -94,8 +94,6 @@ def _form(body: Mapping[str, Any]) -> tuple[LoraTool, dict[str, Any]]:
 
 def _shown(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
     """Return the state of the job for the page."""
-    error = _error(run_state)
-    started = run_state.started
     saved = [
         {"path": str(output.path), "name": output.path.name, "size": size(output.bytes), "there": output.path.is_file()}
         for output in run_state.saved
@@ -103,23 +101,6 @@ def _shown(tool: LoraTool, run_state: RunState) -> dict[str, Any]:
     return {
         "tool": tool.name,
         "title": tool.title,
-        "state": run_state.state,
-        "over": run_state.over,
-        "doing": run_state.doing,
-        "done": run_state.done,
-        "total": run_state.total,
-        "error": error,
-        "html": error and links_of(tool).refused(ValueError(error)),
-        "warnings": [links_of(tool).words(text) for text in run_state.warnings],
+        **shown_state(run_state, links_of(tool), lost=""),  # the page has a note of its own
         "saved": saved,
-        "seconds": (run_state.ended or time.time()) - started if started else None,
     }
-
-
-def _error(run_state: RunState) -> str:
-    """Return the problems, a sentence a line; if the tool reported nothing, the last line that it printed."""
-    failure = run_state.failure
-    if run_state.state == "lost":
-        printed = (failure.get("details") or failure.get("error", "")).splitlines()
-        return printed[-1] if printed else ""
-    return "\n".join(failure.get("error", "").splitlines())

@@ -160,13 +160,14 @@ class ToolJob:
             self.watched.stop()
 
 
-def shown_state(run_state: RunState, links: FieldLinks) -> dict[str, Any]:
-    """Return the state of a job for the page, its error and warnings with links to the fields of its form."""
+def shown_state(run_state: RunState, links: FieldLinks, lost: str = "The job ended without a result") -> dict[str, Any]:
+    """Return the state of a job for the page, its error and warnings with links to the fields of its form. `lost`: the
+    error of a job that ended without a word."""
     failure = run_state.failure
     error = failure.get("error", "")
     if run_state.state == "lost":
         printed = (failure.get("details") or error).splitlines()
-        error = printed[-1] if printed else "The job ended without a result"
+        error = printed[-1] if printed else lost
     started = run_state.started
     return {
         "state": run_state.state,
