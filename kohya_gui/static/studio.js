@@ -30,6 +30,13 @@ var Studio = (() => {
       body: JSON.stringify(body),
       ...options,
     });
+  const SLOWEST_START = 60000; // ms; starting a process may take a busy machine more than ten seconds
+  /** Send what starts a job that the page follows. If the answer is late, the job may have started anyway: its state
+   * shows whether it did. */
+  const sendStart = (path, body) =>
+    send(path, body, { signal: AbortSignal.timeout(SLOWEST_START) }).catch((error) => {
+      if (error.name !== "TimeoutError") throw error;
+    });
 
   /** Do `work`, whose error, if any, `place` shows; returns whether it succeeded. */
   const attempt = async (place, work) => {
@@ -255,7 +262,7 @@ var Studio = (() => {
     return el("div", { class: "message message-error", role: "alert" }, el("span", { class: "sign" }, "✕"), el("div", {}, ...lines));
   };
 
-  const requests = { ask, send, url, attempt, until };
+  const requests = { ask, send, sendStart, url, attempt, until };
   const events = { on, whileShown, onKeys };
   const elements = { el, svg, image, card, table, button, checkbox, select, upload, search, dialog, show, closer };
   const content = { rendered, write, put, complaint, toast, styleSheet, duration, when, labels };

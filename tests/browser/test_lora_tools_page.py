@@ -71,6 +71,18 @@ def test_a_lora_is_merged_inspected_and_described(page: Any, tools: Any, any_min
         assert opened.metadata()["modelspec.trigger_phrase"] == "sks style"
 
 
+def test_a_job_whose_start_is_answered_too_late_is_followed_without_an_error(tools: Any) -> None:
+    late = "const usual = AbortSignal.timeout;"
+    late += " AbortSignal.timeout = () => AbortSignal.abort(new DOMException('', 'TimeoutError'))"
+    usual = "AbortSignal.timeout = usual"  # the next tests have this page, too
+    outcome = ".then(() => 'followed', (error) => error.name)"
+    sent = [f"await Studio.{how}('lora-tools/start'){outcome}" for how in ("sendStart", "send")]
+    answers = tools.page.evaluate(
+        f"async () => {{ {late}; try {{ return [{', '.join(sent)}]; }} finally {{ {usual} }} }}"
+    )
+    assert answers == ["followed", "TimeoutError"]
+
+
 def test_mistakes_are_shown_immediately_and_a_stop_leaves_no_file(
     tools: Any, any_miniature: Any, tmp_path: Path
 ) -> None:

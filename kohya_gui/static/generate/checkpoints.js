@@ -103,7 +103,7 @@
   };
 
   const start = async () => {
-    const began = () => send(`run/${run.id}/comparison`, filled());
+    const began = () => Studio.sendStart(`run/${run.id}/comparison`, filled());
     if (await attempt(parts.said, began)) parts.settings.open = false;
     known = "";
     look(run.id);

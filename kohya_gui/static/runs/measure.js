@@ -30,7 +30,7 @@
     const tab = button.closest("[role=tabpanel]").id;
     button.disabled = true;
     try {
-      await (button.dataset.measure === "stop" ? Studio.send("measure/stop") : Studio.send("measure", Plans.form(tab)));
+      await (button.dataset.measure === "stop" ? Studio.send("measure/stop") : Studio.sendStart("measure", Plans.form(tab)));
     } catch (error) {
       slotOf(tab).replaceChildren(Studio.complaint(error));
       slotOf(tab).sent = null;

@@ -155,11 +155,7 @@ var JobTab = (() => {
 
     // The job
 
-    // A busy server may answer too late and start the job anyway: its state shows whether it did.
-    const unlessLate = (error) => {
-      if (error.name !== "TimeoutError") throw error;
-    };
-    const begin = (path, body) => act(() => send(path, body).catch(unlessLate).finally(() => ((job = null), beat())));
+    const begin = (path, body) => act(() => Studio.sendStart(path, body).finally(() => ((job = null), beat())));
     const start = (others = {}) => begin(`${route}/start`, { ...request(), ...more(), ...others });
 
     const drawResult = () => {

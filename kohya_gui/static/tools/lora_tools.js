@@ -295,7 +295,7 @@
 
   const start = () =>
     act(async () => {
-      await send("lora-tools/start", sent(true));
+      await Studio.sendStart("lora-tools/start", sent(true));
       if (home.output) valuesOf(tool.name).ownOutput = false; // the next one gets a free name
       job = null;
       beat();
