@@ -230,6 +230,15 @@ def test_masks_are_shown_with_their_faults(tmp_path: Path) -> None:
     assert shown["00"]["mask_key"] == next(image for image in view["images"] if "00" in image["path"])["mask_key"]
 
 
+def test_with_bucket_no_upscale_a_small_cut_of_a_buckets_shape_has_a_smaller_bucket(tmp_path: Path) -> None:
+    make_folder(tmp_path / "1_cat", [(64, 64)])
+    upscaled, kept = (
+        fits_of(rules_of(settings_of(train_data_dir=tmp_path, bucket_no_upscale=value))[0], [(64, 64)])[0]
+        for value in (False, True)
+    )
+    assert upscaled["bucket"] > kept["bucket"] == kept["resized"] == (64, 64)
+
+
 def test_a_cut_is_shown_with_the_bucket_that_training_gives_it(tmp_path: Path) -> None:
     sizes = [(64, 64), (100, 40), (33, 97), (640, 480), (20, 20)]
     make_folder(tmp_path / "1_cat", sizes)

@@ -8,6 +8,7 @@ import pytest
 
 from sd_scripts.data.sources.images import read_image, read_mask
 from tests.browser.page_help import expect
+from tests.browser.test_page import begin_anew
 from tests.browser.test_page_width import too_wide
 from tests.support.data import make_folder
 
@@ -23,12 +24,11 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dataset(page: Any, photos: Path) -> Any:
-    """The page with three images, the first one chosen."""
-    page.wait_for_function("() => { try { return Plans.form('lora'); } catch { return false; } }")
-    page.locator("#dataset-button").click()
-    page.get_by_label("Folder or dataset file").fill(str(photos.parent))
-    page.get_by_label("Folder or dataset file").press("Enter")
-    expect(page.locator(".dataset-status")).to_contain_text("3 images")
+    """The page with three images of a form's field, the first one chosen."""
+    sizes = {"resolution": "512,512", "enable_bucket": True, "bucket_no_upscale": True}
+    begin_anew(page, photos.parent, train_data_dir=str(photos.parent), **sizes)
+    page.locator("#lora-train_data_dir a[href$='#see-images']").click()
+    expect(page.locator(".dataset-status")).to_have_text("3 images")
     page.evaluate("localStorage.removeItem('dataset-mask-brush')")
     page.locator(".image-grid").focus()
     page.keyboard.press("Home")
@@ -81,6 +81,8 @@ def test_an_image_is_cut_with_keys_to_a_frame_and_comes_back(dataset: Any, photo
     shape.select_option(shape.evaluate(square))
     expect(dialog.locator(".cut-facts")).to_contain_text("64 × 64 pixels at 16, 0 → bucket")
     dialog.locator(".stage").focus()
+    why = "It is not enlarged to 512 × 512, since bucket_no_upscale is on"
+    expect(dialog.locator(".cut-facts")).to_contain_text(why)
     press(dataset, "ArrowLeft", "Shift+ArrowRight")
     expect(dialog.locator(".cut-facts")).to_contain_text("64 × 64 pixels at 25, 0")
     press(dataset, "Enter")

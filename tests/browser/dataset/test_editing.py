@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.browser.page_help import expect
+from tests.browser.test_page import begin_anew
 from tests.browser.test_page_width import too_wide
 from tests.support.data import make_image
 
@@ -26,14 +27,10 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def side(page: Any, photos: Path) -> Any:
-    """The editor next to the images, with the first one chosen."""
-    page.wait_for_function(
-        "() => { try { return Plans.form('lora'); } catch { return false; } }"
-    )  # the form has values
-    page.locator("#dataset-button").click()
-    page.get_by_label("Folder or dataset file").fill(str(photos.parent))
-    page.get_by_label("Folder or dataset file").press("Enter")
-    expect(page.locator(".dataset-status")).to_contain_text("3 images")
+    """The editor next to the images of a form's field, with the first one chosen."""
+    begin_anew(page, photos.parent, train_data_dir=str(photos.parent), caption_extension=".txt")
+    page.locator("#lora-train_data_dir a[href$='#see-images']").click()
+    expect(page.locator(".dataset-status")).to_have_text("3 images")
     page.evaluate("localStorage.removeItem('dataset-caption-mode')")
     page.locator(".image-grid").focus()
     page.keyboard.press("Home")
