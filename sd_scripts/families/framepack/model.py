@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +36,7 @@ from sd_scripts.library.diffusion.dit_layers import (
     grid3d_of,
     heads_of,
     modulate,
+    rope_of,
     rope_widths,
     timestep_embedding,
     unpack_clip,
@@ -282,9 +282,7 @@ class FramePackTransformer(BlockTransformer):
         grid, tokens = grid3d_of(latents), img.shape[1]
         groups = [*((at, by) for _, at, by in reversed(known)), (places, 1)]
         rope = rope_table(self.params.head_width, groups, grid[1:], txt.shape[1])
-        mask = None
-        if text_mask is not None:
-            mask = padding_mask(joint_mask(tokens + seen.shape[1], text_mask), dtype)
+        mask = joint_mask(tokens + seen.shape[1], text_mask, dtype)
 
         for block in self.transformer_blocks:
             img, txt = self.run_block(block, (img, txt), vec, rope, mask)
@@ -299,35 +297,21 @@ def rope_table(head_width: int, groups: Sequence[tuple[Tensor, int]], size: tupl
     """Return the rotary table of groups of tokens, and of the text, which is not rotated. Each group is frames at
     places (f,) of the clip and the factor of its patches: larger patches have the mean of the cosines and sines that
     they cover. Places are data, so that recorded steps can have different ones."""
-    parts = [_group_table(head_width, places, size, by) for places, by in groups]
-    cos, sin = (torch.cat([part[number] for part in parts]) for number in range(2))
-    unrotated = cos.new_zeros(txt_tokens, cos.shape[1])
-    return torch.cat((cos, unrotated + 1))[None, :, None], torch.cat((sin, unrotated))[None, :, None]
+    tables = [_group_table(head_width, places, size, by) for places, by in groups]
+    tables.append(_table(head_width, groups[0][0].new_zeros(txt_tokens, 3)))
+    cos, sin = (torch.cat(parts, dim=1) for parts in zip(*tables, strict=True))
+    return cos, sin
 
 
 def _group_table(head_width: int, places: Tensor, size: tuple[int, int], by: int) -> Rope:
-    """Return cosines and sines (N, D/2) float32."""
-    rows, columns = size
-    rates, row_angles, column_angles = _angles(head_width, size, places.device)
-    shape = (len(places), rows, columns, -1)
-    time = (places.double()[:, None] * rates)[:, None, None].expand(shape)
-    angles = torch.cat((time, row_angles[None, :, None].expand(shape), column_angles.expand(shape)), dim=-1)
-    tables = []
-    for table in (angles.cos().float(), angles.sin().float()):
-        if by > 1:
-            channels_first = table.permute(3, 0, 1, 2)[None]  # (1, D/2, f, rows, columns)
-            table = F.avg_pool3d(_padded(channels_first, (by,) * 3), by)[0].permute(1, 2, 3, 0)
-        tables.append(table.flatten(0, 2))
-    return tables[0], tables[1]
+    rows, columns = (torch.arange(side, device=places.device) for side in size)
+    table = _table(head_width, torch.cartesian_prod(places, rows, columns))
+    if by == 1:
+        return table
+    volumes = torch.cat(table).squeeze(2).mT.unflatten(-1, (len(places), *size))  # (2, D/2, f, rows, columns)
+    cos, sin = F.avg_pool3d(_padded(volumes, (by,) * 3), by).flatten(2).mT[:, None, :, None]
+    return cos, sin
 
 
-@cache  # recorded graphs read them, so none may be freed
-def _angles(head_width: int, size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rates of the frames' angles (D_t/2,), and the angles of rows and columns, (n, D_s/2), float64."""
-    rates = [
-        1 / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width) for width in rope_widths(head_width)
-    ]
-    of_rows, of_columns = (
-        torch.arange(count, dtype=torch.float64)[:, None] * rate for count, rate in zip(size, rates[1:], strict=True)
-    )
-    return rates[0].to(device), of_rows.to(device), of_columns.to(device)
+def _table(head_width: int, positions: Tensor) -> Rope:
+    return rope_of(positions.double(), rope_widths(head_width), positions.device, base=ROPE_BASE)

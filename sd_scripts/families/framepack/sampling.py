@@ -28,11 +28,8 @@ from sd_scripts.settings.settings import Settings
 
 MOST_SHIFT = 7.0
 
-
-Captions = list[dict[str, Tensor]]
-"""Text inputs of the prompt, preceded by the negative one's if there is guidance."""
-OneSection = Callable[[Tensor, list[Known], int], Tensor]
-"""Places of a section's latent frames, what it sees, and how many they are -> its latents."""
+GenerateSection = Callable[[Tensor, list[Known]], Tensor]
+"""Places of a section's latent frames, and what it sees -> its latents."""
 
 
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
@@ -40,11 +37,12 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     image the clip begins with a grey one."""
     options = settings[FramePackOptions]
     names = (prompt.start_image,) if prompt.start_image else prompt.control_images
+    if IMAGE not in text:
+        text = text | {IMAGE: no_siglip_states(components.text_encoders[SIGLIP], len(text[MASK]))}
 
     def generate(clip: ClipSample) -> Tensor:
-        generate_section = section_sampler(
-            clip, prompt, _captions(components, text, clip.device, settings[CompileOptions])
-        )
+        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
+        generate_section = partial(_section, clip, prompt, captions)
         images = [clip.image(name) for name in names]
         shape = clip.vae.shape(clip.extent)
         if clip.extent.frames > 1:
@@ -53,32 +51,12 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
             return _clip(start, count_sections(shape[1]), generate_section, f1=options.f1)
         section = single_frame(options, clip.device)
         _, known = section.split(torch.zeros((1, *shape), device=clip.device))
-        return generate_section(section.places, with_controls(known, images, options.clean_places), 1)
+        return generate_section(section.places, with_controls(known, images, options.clean_places))
 
     return sample_clip(components, prompt, settings, CLIP_VAE, generate)
 
 
-def section_sampler(clip: ClipSample, prompt: SamplePrompt, captions: Captions) -> OneSection:
-    """Return the function that generates the sections of a clip."""
-    transformer = cast(FramePackTransformer, clip.components.denoiser)
-
-    def generate(places: Tensor, known: list[Known], latent_frames: int) -> Tensor:
-        noise = clip.noise(latent_frames)
-        shift = prompt.flow_shift or min(shift_of(noise[0, 0].numel() // 4), MOST_SHIFT)
-
-        def sample_at(latents: Tensor, sigma: float) -> Tensor:
-            t = torch.full((1,), sigma, device=clip.device)
-            each = [predict(transformer, latents, places, known, t, one, prompt.guidance) for one in captions]
-            found = latents - sigma * apply_guidance(torch.cat(each), prompt.scale)
-            offer_preview(partial(clip.preview, found))
-            return found
-
-        return unipc(noise, sampling_sigmas(prompt.steps, shift).tolist(), sample_at)
-
-    return generate
-
-
-def _clip(start: Tensor, sections: int, generate: OneSection, *, f1: bool) -> Tensor:
+def _clip(start: Tensor, sections: int, generate: GenerateSection, *, f1: bool) -> Tensor:
     """Return the latents (1, 16, 1 + 9n, h, w) of a clip with this start image (1, 16, 1, h, w). Sections are put into
     their places in it as they come: what does not exist yet is seen as zeros."""
     clip = start.new_zeros((*start.shape[:2], 1 + WINDOW * sections, *start.shape[3:]))
@@ -86,14 +64,24 @@ def _clip(start: Tensor, sections: int, generate: OneSection, *, f1: bool) -> Te
     for number in range(sections) if f1 else reversed(range(sections)):
         section = section_of(number, sections, start.device, f1=f1)
         _, known = section.split(clip)
-        clip[:, :, section.frames] = generate(section.places, known, WINDOW)
+        clip[:, :, section.frames] = generate(section.places, known)
     return clip
 
 
-def _captions(
-    components: Components, text: dict[str, Tensor], device: torch.device, options: CompileOptions
-) -> Captions:
-    """Split the outputs of several captions into batches of one, padded only for compiled blocks."""
-    if IMAGE not in text:
-        text = text | {IMAGE: no_siglip_states(components.text_encoders[SIGLIP], len(text[MASK]))}
-    return [pad_text(each, options) for each in OUTPUTS.each(text, device)]
+def _section(
+    clip: ClipSample, prompt: SamplePrompt, captions: list[dict[str, Tensor]], places: Tensor, known: list[Known]
+) -> Tensor:
+    """Return the latents (1, 16, f, h, w) of a section at these places (f,). Captions: the prompt's, preceded by the
+    negative one if there is guidance."""
+    transformer = cast(FramePackTransformer, clip.components.denoiser)
+    noise = clip.noise(len(places))
+    shift = prompt.flow_shift or min(shift_of(noise[0, 0].numel() // 4), MOST_SHIFT)
+
+    def sample_at(latents: Tensor, sigma: float) -> Tensor:
+        t = torch.full((1,), sigma, device=clip.device)
+        each = [predict(transformer, latents, places, known, t, one, prompt.guidance) for one in captions]
+        found = latents - sigma * apply_guidance(torch.cat(each), prompt.scale)
+        offer_preview(partial(clip.preview, found))
+        return found
+
+    return unipc(noise, sampling_sigmas(prompt.steps, shift).tolist(), sample_at)

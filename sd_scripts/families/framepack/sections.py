@@ -21,6 +21,9 @@ WINDOW = 9
 FAR, MIDDLE = 16, 2
 """Frames that are seen in patches of 4x and of 2x."""
 HISTORY = FAR + MIDDLE + 1
+BEFORE = (-1, 0), (-1 - MIDDLE, -1), (-HISTORY, -1 - MIDDLE)
+AFTER = (WINDOW, WINDOW + 1), (WINDOW + 1, WINDOW + 1 + MIDDLE), (WINDOW + 1 + MIDDLE, WINDOW + HISTORY)
+"""Frames that a section sees, from near to far, counted from its first one."""
 NONE = -1
 """Number of a frame that does not exist, which is seen as zeros."""
 
@@ -61,25 +64,19 @@ def paddings(sections: int) -> list[int]:
 
 def section_of(number: Tensor | int, sections: int, device: torch.device, *, f1: bool) -> Section:
     """Return section `number`, in temporal order, of a clip with this many. A number in a tensor is not read."""
-    near, middle, far, window = (torch.arange(n, device=device) for n in (1, MIDDLE, FAR, WINDOW))
-    start = near - near
     first = 1 + WINDOW * number
-    if f1:
-        before = WINDOW * number
-        known = (
-            (torch.cat((start, near + before)), torch.cat((start, near + HISTORY)), 1),
-            (before - MIDDLE + middle, 1 + FAR + middle, 2),
-            (before - MIDDLE - FAR + far, 1 + far, 4),
-        )
-        return Section(frames=first + window, places=1 + HISTORY + window, known=known)
-    away = torch.tensor(paddings(sections), device=device)[number]
-    after, at = first + WINDOW, 1 + WINDOW * away + WINDOW
-    known = (
-        (torch.cat((start, near + after)), torch.cat((start, near + at)), 1),
-        (after + 1 + middle, at + 1 + middle, 2),
-        (after + 1 + MIDDLE + far, at + 1 + MIDDLE + far, 4),
-    )
-    return Section(frames=first + window, places=1 + WINDOW * away + window, known=known)
+    place = 1 + (HISTORY if f1 else WINDOW * torch.tensor(paddings(sections), device=device)[number])
+
+    def counted(begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return frames, counted from the section's first one, and their places."""
+        offsets = torch.arange(begin, end, device=device)
+        return first + offsets, place + offsets
+
+    frames, places = counted(0, WINDOW)
+    near, middle, far = (counted(*span) for span in (BEFORE if f1 else AFTER))
+    start = torch.zeros(1, dtype=torch.int64, device=device)
+    full = torch.cat((start, near[0])), torch.cat((start, near[1]))
+    return Section(frames=frames, places=places, known=((*full, 1), (*middle, 2), (*far, 4)))
 
 
 def single_frame(options: FramePackOptions, device: torch.device) -> Section:

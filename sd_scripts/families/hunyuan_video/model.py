@@ -272,7 +272,7 @@ class HunyuanVideoTransformer(BlockTransformer):
         img, txt = with_gradients(self.img_in(latents.to(dtype)), self.txt_in(text.to(dtype), timesteps, text_mask))
         grid, tokens = grid3d_of(latents), img.shape[1]
         rope = rope_table(self.params.head_width, grid, txt.shape[1], img.device)
-        mask = None if text_mask is None else padding_mask(joint_mask(tokens, text_mask), dtype)
+        mask = joint_mask(tokens, text_mask, dtype)
 
         for block in self.double_blocks:
             img, txt = self.run_block(block, (img, txt), vec, rope, mask)
@@ -282,10 +282,9 @@ class HunyuanVideoTransformer(BlockTransformer):
         return unpack_clip(self.final_layer(x[:, :tokens], vec), grid)
 
 
-def joint_mask(tokens: int, text_mask: Tensor) -> Tensor:
-    """Extend a text mask (B, T), True but for its ends, to (B, tokens + T): all tokens of the clip are attended to."""
-    clip = torch.ones((len(text_mask), tokens), dtype=torch.bool, device=text_mask.device)
-    return torch.cat((clip, text_mask.bool()), dim=1)
+def joint_mask(tokens: int, text_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return the mask of a clip's tokens, all of which are attended to, and of a text (B, T) that padding follows."""
+    return None if text_mask is None else padding_mask(F.pad(text_mask.bool(), (tokens, 0), value=True), dtype)
 
 
 @cache  # recorded graphs read them, so none may be freed

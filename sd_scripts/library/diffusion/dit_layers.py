@@ -88,13 +88,9 @@ def rope_widths(head_width: int) -> tuple[int, int, int]:
 
 def rope_of(positions: Tensor, widths: Sequence[int], device: torch.device, base: float = ROPE_BASE) -> Rope:
     """Return the rotary table of tokens at positions (S, axes), with this many dimensions of a head for each axis."""
-    angles = torch.cat(
-        [
-            positions[:, axis, None] / base ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
-            for axis, width in enumerate(widths)
-        ],
-        dim=-1,
-    )[None, :, None]  # (1, S, 1, D/2)
+    halves = [torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width for width in widths]
+    angles = torch.cat([positions[:, axis, None] / base**half for axis, half in enumerate(halves)], dim=-1)
+    angles = angles[None, :, None]  # (1, S, 1, D/2)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
