@@ -37,6 +37,8 @@ from sd_scripts.settings.catalog import FAMILY_TITLES
 FILE = "sample_prompts"
 ABOUT = (FILE, "output_dir", "output_name", "sample_sampler")
 """Options that decide where the prompts are and how they are read."""
+CHECKED = ("tab", "text", "file", "family", "sampler", "sample_model")
+"""What the page sends while prompts are typed."""
 EXAMPLE = "a photo of sks cat on a chair --w 1024 --h 1024 --d 1 --s 30\na drawing of sks cat, side view --d 2"
 LARGEST = 1_000_000
 """Largest file, in bytes, that the page edits."""
@@ -188,13 +190,14 @@ def routes(queue: RunQueue, allowed_paths: AllowedPaths, links: Mapping[str, Fie
     def check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
         """Check the text in the page; its file is not read."""
         try:
-            tab, text, file, family, sampler = (str(body[key]) for key in ("tab", "text", "file", "family", "sampler"))
+            tab, text, file, family, sampler, sample_model = (str(body[key]) for key in CHECKED)
             path = Path(unquoted(file).strip() or "prompts.txt")
             options = inserts(family)
             media = PromptMedia(card_of(family), queue, allowed_paths)
-            explanation = meaning(text[:LARGEST], path, family, sampler, links.get(tab, NO_LINKS), media)
+            samples = unquoted(sample_model).strip()
+            explanation = meaning(text[:LARGEST], path, family, sampler, samples, links.get(tab, NO_LINKS), media)
         except (ValueError, KeyError) as error:
-            raise ValueError("tab, text, file, family and sampler are required") from error
+            raise ValueError("tab, text, file, family, sampler and sample_model are required") from error
         return {"options": options if path.suffix == ".txt" else "", "check": explanation}
 
     return [post("prompts", check)]
@@ -205,17 +208,19 @@ def meaning(
     path: Path,
     family: str,
     sampler: str,
+    sample_model: str = "",
     links: FieldLinks = NO_LINKS,
     media: PromptMedia | None = None,
 ) -> str:
-    """Explain, prompt by prompt, how training of this family reads the text, with its images."""
+    """Explain, prompt by prompt, how training of this family reads the text, with its images. `sample_model`: the model
+    that samples are made with; empty: the trained one."""
     media = media or PromptMedia(card_of(family), None)
     if not text.strip():
         return ""
     try:
         check_kind(path)
         file = parse_prompts(text, path)
-        prompts = file.prompts(card_of(family).sample_defaults)
+        prompts = file.prompts(card_of(family).defaults_of_samples(sample_model))
     except ValueError as error:
         return message("error", links.sentence(error))
     rows = []

@@ -75,6 +75,11 @@ def test_prompts_are_written_checked_and_filled_in(page: Any, tmp_path: Path) ->
     expect(check).to_contain_text("seed 1")
     page.locator("#lora-family").get_by_text("FLUX.1", exact=True).click()
     expect(check).to_contain_text("guidance 3.5")
+    page.locator("#lora-family").get_by_text("Krea 2", exact=True).click()
+    expect(check).to_contain_text("28 steps")
+    field(page, "sample_model").fill("/models/krea2_turbo.safetensors")
+    field(page, "sample_model").press("Tab")
+    expect(check).to_contain_text("8 steps, seed 1, CFG 1, shift 3.16")
     page.locator("#lora-save-prompts").click()
     expect(page.locator("#lora-prompts-message")).to_contain_text("Saved to")
     place = tmp_path / "last-prompts.txt"

@@ -11,7 +11,7 @@
     const text = area.value;
     const file = chosen(tab, "sample_prompts");
     const sampler = chosen(tab, "sample_sampler");
-    const body = { tab, text, file, family: familyOf(tab), sampler };
+    const body = { tab, text, file, family: familyOf(tab), sampler, sample_model: chosen(tab, "sample_model") };
     const answer = await Studio.send("prompts", body).catch(() => null);
     if (!answer || area.value !== text) return; // the text has changed in the meantime
     const show = (place, html) => place && Studio.put(place, html);
@@ -27,7 +27,7 @@
     setTimeout(() => part(tab, "prompts")?.querySelector("textarea").focus(), 50);
   };
   on("input", ".prompt-editor", (editor) => soon(editor.id.replace("-prompt-editor", "")));
-  on("change", "[id$=-family], [id$=-sample_prompts], [id$=-sample_sampler]", (of) => soon(of.id.split("-")[0]));
+  on("change", "[id$=-family], [id$=-sample_prompts], [id$=-sample_sampler], [id$=-sample_model]", (of) => soon(of.id.split("-")[0]));
   on("click", "[data-insert]", (button) => {
     const { insert, value } = button.dataset;
     const area = button.closest(".prompt-editor").querySelector("textarea");

@@ -221,6 +221,18 @@ def test_flux_has_its_own_steps_and_scale():
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "read"),
+    [
+        ("", "28 steps, random seed, CFG 5.5"),
+        ("/models/krea2_raw.safetensors", "28 steps, random seed, CFG 5.5"),
+        ("/models/krea2_turbo_bf16.safetensors", "8 steps, random seed, CFG 1, shift 3.16"),
+    ],
+)
+def test_prompts_have_the_defaults_of_the_model_that_samples_are_made_with(model: str, read: str) -> None:
+    assert read in meaning("a cat", Path("x.txt"), "krea2", "", model)
+
+
 def test_every_option_of_the_family_can_be_added():
     for family in ("sdxl", "flux"):
         offered = {option.letters for option in LINE_OPTIONS if f'data-insert="{option.letters}"' in inserts(family)}
@@ -233,7 +245,7 @@ def test_the_page_checks_while_typing(tmp_path):
     options = {o.name: o for group in SDXL_LORA.groups for o in each_option(group)}
     queue, links = RunQueue(RunStore(tmp_path / "runs.sqlite")), {"lora": FieldLinks("lora", options)}
     client = TestClient(Starlette(routes=routes(queue, EVERYWHERE, links)))
-    asked = {"tab": "lora", "text": "a cat --w 64", "file": "", "family": "sdxl", "sampler": "ddim"}
+    asked = {"tab": "lora", "text": "a cat --w 64", "file": "", "family": "sdxl", "sampler": "ddim", "sample_model": ""}
     answer = client.post("/studio/prompts", json=asked).json()
     assert "64 × 512" in answer["check"]
     assert "data-insert" in answer["options"]
@@ -241,6 +253,8 @@ def test_the_page_checks_while_typing(tmp_path):
     assert as_json["options"] == ""
     assert "cannot be read" in as_json["check"]
     assert 'data-field="lora-sample_prompts"' in as_json["check"]
+    turbo = {"family": "krea2", "sample_model": ' "/models/krea2_turbo.safetensors" '}
+    assert "8 steps" in client.post("/studio/prompts", json={**asked, **turbo}).json()["check"]
     unknown = client.post("/studio/prompts", json={**asked, "text": "a dog --ss dpm9"}).json()
     assert 'data-field="lora-sample_sampler"' in unknown["check"]
     for wrong in ({}, [], {**asked, "family": "none"}):
