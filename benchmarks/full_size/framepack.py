@@ -18,6 +18,8 @@ from sd_scripts.families.framepack.full_size import SIGLIP, modules
 from sd_scripts.families.framepack.load import IMAGE_ENCODER
 from sd_scripts.families.framepack.sections import count_sections, section_of, single_frame
 from sd_scripts.library.files.safetensors_io import save_model
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.settings import Settings
 
 META = torch.device("meta")
 
@@ -26,7 +28,8 @@ def predict(denoiser: nn.Module, width: int, height: int, frames: int = 1) -> Te
     """Call the transformer on the meta device for an image, or a section of a clip, and the frames that it sees."""
     clip = unknown(1, 16, 1 + frames // 4, height // 8, width // 8)
     sections = count_sections(clip.shape[2])
-    section = section_of(0, sections, META, f1=False) if sections else single_frame(FramePackOptions(), META)
+    options = Settings(script_for("framepack", "lora"), {})[FramePackOptions]
+    section = section_of(0, sections, META, f1=False) if sections else single_frame(options, META)
     latents, known = section.split(clip)
     text, pooled = unknown(1, LLAMA_TOKENS, 4096), unknown(1, 768)
     image = unknown(1, IMAGE, SIGLIP["hidden_size"])
