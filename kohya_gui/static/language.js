@@ -90,7 +90,7 @@ var Language = (() => {
     const found = [];
     const uses = new Map();
     for (const [english, chinese] of Object.entries(catalogue)) {
-      const [, key, words] = /^([a-z\d_]+): (.+)$/s.exec(english) ?? [];
+      const [, key, words] = /^([a-z\d_]+|\{1\}(?=: ')): (.+)$/s.exec(english) ?? [];
       const isKeyed = words && !catalogue[words] && chinese.startsWith(`${key}：`);
       for (const [from, to] of [[english, chinese], ...(isKeyed ? [[words, chinese.slice(key.length + 1)]] : [])])
         if (from.search(VALUE) < 0) texts.set(from, to);
@@ -144,6 +144,8 @@ var Language = (() => {
     const [, key, words] = KEYED.exec(english) ?? [];
     const same = texts.get(english) ?? (texts.has(words) ? `${key}：${texts.get(words)}` : null);
     if (same != null) return same;
+    const [, label, option] = /^(.+) \(([a-z\d_]+)\)$/.exec(english) ?? []; // Threshold (thresh)
+    if (texts.has(label) && !texts.has(option)) return `${texts.get(label)} (${option})`;
     if (english.length > LONGEST) return null;
     for (const each of candidates(english)) {
       const match = english.includes(each.longest) ? each.regex.exec(english) : null;
@@ -221,7 +223,7 @@ var Language = (() => {
     return chinese ? `${count} ${chinese}` : null;
   };
   /** A message about a file whose path is right above. */
-  const about = (english) => (/^This (?:is|has|contains|cannot) /.test(english) ? translated(english.replace(/^This/, "'x'"))?.replace("“x”", "此文件") : null);
+  const about = (english) => (/^This (?:file )?(?:is|has|contains|cannot) /.test(english) ? translated(english.replace(/^This(?: file)?/, "'x'"))?.replace("“x”", "此文件") : null);
   const answers = new Map(); // what was looked up before
   const MOST = 20_000;
   const translated = (english) => {
