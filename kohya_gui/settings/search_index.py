@@ -16,6 +16,7 @@ from kohya_gui.form.field_links import labelled
 from kohya_gui.kohya.labels import kohya_names
 from kohya_gui.server.json_routes import Unchanging, get
 from kohya_gui.tabs import Tab
+from sd_scripts.families.cards.registry import cards
 from sd_scripts.options.dataset import AugmentOptions, CacheOptions, CaptionOptions
 from sd_scripts.options.full import FusedOptions
 from sd_scripts.options.memory import MemoryOptions
@@ -25,6 +26,7 @@ from sd_scripts.options.optimization.optimizer import LrSchedulerOptions
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.spec import ALL_METHODS, KINDS, Option
 from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, SCRIPTS
+from sd_scripts.settings.compat.musubi import DECIDED_BY, MusubiOptions
 from sd_scripts.settings.family_options import each_option
 
 TOPICS: Mapping[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
@@ -80,17 +82,27 @@ def settings_index(forms: Iterable[tuple[Tab, Form]]) -> dict[str, Any]:
     """Return every setting once, and the sections of each training tab with the names of theirs."""
     tabs: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    aliases = _aliases()
     for tab, form in forms:
         tabs[tab.name] = {"title": tab.title, "method": tab.method, "sections": form.sections()}
         for name in form.controls:
-            entry = settings.setdefault(name, _entry(form, form.options[name]))
+            entry = settings.setdefault(name, {**_entry(form, form.options[name]), "aliases": aliases.get(name, [])})
             entry["kohya"] = list(dict.fromkeys([*entry["kohya"], *kohya_names(tab.name, name)]))
     return {"families": FAMILY_TITLES, "methods": METHOD_TITLES, "tabs": tabs, "settings": settings, **_others()}
 
 
+def _aliases() -> dict[str, list[str]]:
+    """Return the names in musubi-tuner and in other trainers of each option that has some, its own name aside."""
+    found: dict[str, dict[str, None]] = {}
+    for table in (DECIDED_BY, *(card.aliases for card in cards())):
+        for alias, name in table.items():
+            found.setdefault(name, {})[alias] = None
+    return {name: list(names) for name, names in found.items()}
+
+
 def _others() -> dict[str, Any]:
-    """Return the options of sd-scripts that have no control, each with the reason."""
-    groups = dict.fromkeys(group for script in SCRIPTS for group in script.groups)
+    """Return the options of sd-scripts and musubi-tuner that have no control, each with the reason."""
+    groups = dict.fromkeys((MusubiOptions, *(group for script in SCRIPTS for group in script.groups)))
     return {"without_effect": {o.name: o.not_yet for group in groups for o in each_option(group) if o.not_yet}}
 
 

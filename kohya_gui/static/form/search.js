@@ -29,7 +29,7 @@
 
   const input = el("input", {
     ...{ type: "text", role: "combobox", "aria-expanded": "true", "aria-controls": "search-hits", "aria-autocomplete": "list" },
-    ...{ placeholder: "Search settings: label, key, name in kohya_ss or a word of its help", "aria-label": "Search settings" },
+    ...{ placeholder: "Search settings: label, key, name in kohya_ss or musubi-tuner, or a word of its help", "aria-label": "Search settings" },
     ...{ autocomplete: "off", spellcheck: "false", oninput: () => look(0) },
   });
   const filters = FILTERS.map(([name, words, about]) =>
@@ -101,7 +101,8 @@
     return text(value).replaceAll("\n", " ") || entry.unset || "empty";
   };
   const row = (entry, i) => {
-    const names = [el("code", {}, entry.name), entry.section, entry.kohya.length ? `kohya_ss: ${entry.kohya[0]}` : null];
+    const elsewhere = entry.kohya.length ? `kohya_ss: ${entry.kohya[0]}` : entry.aliases.length ? `other trainers: ${entry.aliases[0]}` : null;
+    const names = [el("code", {}, entry.name), entry.section, elsewhere];
     const small = el("small", {});
     names.filter(Boolean).forEach((name, at) => small.append(at ? " · " : "", name));
     const value = el("span", { class: isSet(entry) ? "search-value set" : "search-value" }, shownValue(entry));
@@ -140,6 +141,7 @@
     const key = el("code", { "data-copy": entry.name, title: "Copy the key" }, entry.name);
     const names = el("p", { class: "search-names" }, key);
     if (entry.kohya.length) names.append(` · kohya_ss: ${entry.kohya.join(", ")}`);
+    if (entry.aliases.length) names.append(" · ", `other trainers: ${entry.aliases.join(", ")}`);
     const family = Drafts.draft(entry.tab)?.family;
     const notes = entry.help.filter(([families]) => !families || families.includes(family)).map(([, words]) => words);
     const note = entry.notes?.[index.tabs[entry.tab].method];

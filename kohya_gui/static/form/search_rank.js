@@ -1,4 +1,4 @@
-// Finds settings by their label, key, names in kohya_ss and help text. Works on the index alone (search_index.py).
+// Finds settings by their label, key, names in other trainers and help text. Works on the index alone (search_index.py).
 var Ranking = (() => {
   const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
   const squeezed = (text) => wordsOf(text).join("");
@@ -18,7 +18,7 @@ var Ranking = (() => {
           if (found.has(name)) continue;
           const setting = index.settings[name];
           const around = more.includes(name) ? [...panels, `${id}-more`] : panels;
-          const titles = [...inBoth([setting.label]), name, ...setting.kohya];
+          const titles = [...inBoth([setting.label]), name, ...setting.kohya, ...setting.aliases];
           const note = setting.notes?.[index.tabs[place].method] ?? "";
           found.set(name, {
             ...setting,
@@ -64,7 +64,8 @@ var Ranking = (() => {
       sum += best;
     }
     const names = entry.names.map((name) => name.whole);
-    if (names.includes(whole)) sum += 100;
+    if (squeezed(entry.name) === whole) sum += 110; // another's name of one option can be the key of another
+    else if (names.includes(whole)) sum += 100;
     else if (names.some((name) => name.startsWith(whole))) sum += 30;
     else if (names.some((name) => name.includes(whole))) sum += 15;
     const shortest = Math.min(...entry.names.map(({ words }) => words.length));

@@ -117,13 +117,24 @@ def always_there(values: Mapping[str, Any], here: Collection[str]) -> tuple[dict
     return missing, f"turns on what musubi-tuner always does: {listed(told)}"
 
 
+RENAMED = {
+    "dit": "pretrained_model_name_or_path",
+    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
+    "disable_numpy_memmap": "disable_mmap_load_safetensors",
+    "turbo_dit": "sample_model",
+}
+"""Name in musubi-tuner -> our option."""
+PARTS_OF_FP8 = ("fp8_scaled", "fp8_vl", "fp8_llm")
+
 MUSUBI: dict[str, Translator] = {
-    "dit": renamed("pretrained_model_name_or_path"),
-    "gradient_checkpointing_cpu_offload": renamed("cpu_offload_checkpointing"),
-    "disable_numpy_memmap": renamed("disable_mmap_load_safetensors"),
-    "turbo_dit": renamed("sample_model"),
-    "fp8_scaled": _part_of_fp8,
-    "fp8_vl": _part_of_fp8,
-    "fp8_llm": _part_of_fp8,
+    **{name: renamed(ours) for name, ours in RENAMED.items()},
+    **dict.fromkeys(PARTS_OF_FP8, _part_of_fp8),
     **{o.name: _translator_of(o) for o in declared_options(MusubiOptions) if o.not_yet or o.stands_for},
 }
+
+DECIDED_BY: dict[str, str] = {
+    **RENAMED,
+    **dict.fromkeys(PARTS_OF_FP8, "fp8_base"),
+    **{o.name: ours for o in declared_options(MusubiOptions) for ours in o.stands_for},
+}
+"""Name in musubi-tuner -> our option that decides about the same; a name without effect here has none."""

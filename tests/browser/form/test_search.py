@@ -47,6 +47,18 @@ THIRTY = {
 """Key -> its label in kohya_ss, and what somebody types who knows ours."""
 
 
+MUSUBI_TUNER = {
+    "dit": "pretrained_model_name_or_path",
+    "turbo_dit": "sample_model",
+    "vae": "vae",
+    "discrete_flow_shift": "discrete_flow_shift",
+    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
+    "fp8_scaled": "fp8_base",
+    "fp8_t5": "quantize_text_encoders",
+}
+"""Name in musubi-tuner -> ours."""
+
+
 @pytest.fixture(scope="module")
 def finder(chromium: Any, gui: Gui) -> Any:
     """An empty page that has the ranking and the index, and nothing else."""
@@ -69,6 +81,11 @@ def test_thirty_settings_are_found_by_the_name_in_kohya_ss_by_ours_and_by_the_ke
             if key not in find(finder, words)[:3]:
                 late.append((key, words, find(finder, words)[:3]))
     assert late == []
+
+
+def test_a_name_of_musubi_tuner_finds_our_setting(finder: Any) -> None:
+    assert {name: find(finder, name)[0] for name in MUSUBI_TUNER} == MUSUBI_TUNER
+    assert {"qwen3", "qwen3_vl"} <= set(find(finder, "text_encoder")[:5])
 
 
 def test_a_key_is_its_own_first_hit(finder: Any) -> None:
