@@ -24,7 +24,7 @@ from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
 from sd_scripts.options.optimization.optimizer import LrSchedulerOptions
 from sd_scripts.options.saving import EmaOptions
-from sd_scripts.options.spec import ALL_METHODS, KINDS, Option
+from sd_scripts.options.spec import ALL_METHODS, KINDS, Option, OptionGroup
 from sd_scripts.settings.catalog import FAMILY_TITLES, METHOD_TITLES, SCRIPTS
 from sd_scripts.settings.compat.musubi import DECIDED_BY, MusubiOptions
 from sd_scripts.settings.family_options import each_option
@@ -102,7 +102,8 @@ def _aliases() -> dict[str, list[str]]:
 
 def _others() -> dict[str, Any]:
     """Return the options of sd-scripts and musubi-tuner that have no control, each with the reason."""
-    groups = dict.fromkeys((MusubiOptions, *(group for script in SCRIPTS for group in script.groups)))
+    every: list[type[OptionGroup]] = [MusubiOptions, *(group for script in SCRIPTS for group in script.groups)]
+    groups = dict.fromkeys(every)
     return {"without_effect": {o.name: o.not_yet for group in groups for o in each_option(group) if o.not_yet}}
 
 
