@@ -258,7 +258,7 @@ class TrainingTab:
             return hint(images, links.set_button("caption_extension", images.ending, f"Use the {images.ending} files"))
         if images.instead:
             near = os.path.relpath(images.instead, os.path.expanduser(unquoted(path).strip()))
-            return hint(images, links.set_button("train_data_dir", str(images.instead), f"Use {near}"))
+            return hint(images, links.set_button("train_data_dir", str(images.instead), f"Use '{near}'"))
         if not images.flat:
             return hint(images)
         passes = number("max_train_epochs", epochs)  # without them the number of steps is set
@@ -272,7 +272,7 @@ class TrainingTab:
     def _beside(self, name: str, model: str, family: str) -> Html:
         """Return a button that takes a component from the folder of the base model; empty if it is not there."""
         file = recognise.part_beside(model, name, family, self._allowed_paths.holds)
-        return self.form.links.set_button(name, str(file), f"Use {file.name} next to it") if file else Html()
+        return self.form.links.set_button(name, str(file), f"Use '{file.name}' next to it") if file else Html()
 
     def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
         return recognise.allowed(self._allowed_paths, name, unquoted(path or ""), look)

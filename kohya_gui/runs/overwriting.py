@@ -50,11 +50,15 @@ def question(taken: Taken) -> str:
     """Return the question with a button for each answer; the page's script sends it back (fields.js)."""
     name = taken.name
     ways = [
-        ("rename", f"Use {taken.free_name}", f"Both runs keep their files; the new ones are named {taken.free_name}")
+        (
+            "rename",
+            f"Use '{taken.free_name}'",
+            f"Both runs keep their files; the new ones are named '{taken.free_name}'",
+        )
     ]
     if taken.can_be_continued:
         ways.append(("continue", "Continue that run", "Resume from its latest state (resume = latest)"))
-    ways.append(("replace", "Replace it", f"Overwrite the files of {name} (overwrite)"))
+    ways.append(("replace", "Replace it", f"Overwrite the files of '{name}' (overwrite)"))
     buttons = "".join(
         f'<button type="button" data-answer="{escape(f"{way}:{name}")}" title="{escape(why)}">{escape(words)}</button>'
         for way, words, why in ways
@@ -66,9 +70,10 @@ def told(taken: Taken) -> str:
     """Describe which files or runs use the output name."""
     used = []
     if taken.files:
-        used.append(f"{some([path.name for path in taken.files])} in {taken.files[0].parent}")
-    used += [f"a run that is {'queued' if run.state == 'queued' else 'active'}" for run in taken.runs]
-    return f"The output name {taken.name} is already in use: {'; '.join(used)}"
+        names = [f"'{path.name}'" for path in taken.files]
+        used.append(f"{some(names)} in '{taken.files[0].parent}'")
+    used += ["a run that is queued" if run.state == "queued" else "a run that is active" for run in taken.runs]
+    return f"The output name '{taken.name}' is already in use: {'; '.join(used)}"
 
 
 def answered(values: Mapping[str, Any], answer: str, taken: Taken) -> dict[str, Any] | None:

@@ -147,7 +147,7 @@ def memory_bar(parts: Sequence[tuple[str, int]], memory: Mapping[str, Any]) -> s
         f'<li data-part="{number}">{_part(name, bytes)}</li>' for number, (name, bytes) in enumerate(shown)
     )
     mark = f'<i style="left:{100 * size / scale:.2f}%" title="{_gib(size)} on this GPU"></i>' if size else ""
-    words = f"GPU memory: {_gib(used)}" + (f" of {_gib(size)}" if size else "")
+    words = f"GPU memory: {_gib(used)} of {_gib(size)}" if size else f"GPU memory: {_gib(used)}"
     over = " over" if size and used > size else ""
     return f'<div class="memory{over}" role="img" aria-label="{words}"><div>{spans}{mark}</div><ul>{legend}</ul></div>'
 

@@ -412,7 +412,7 @@ def files(run_state: RunState, run: int) -> str:
     )
     return (
         f'<div class="section"><h3>Saved files</h3><ul class="files">{"".join(first)}</ul>{rest}'
-        f'<p class="where">in {with_copy_button(str(run_state.saved[-1].path.parent))}</p></div>'
+        f'<p class="where">Folder: {with_copy_button(str(run_state.saved[-1].path.parent))}</p></div>'
     )
 
 

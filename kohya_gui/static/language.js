@@ -9,15 +9,15 @@ var Language = (() => {
   const COOKIE = "sd-scripts-language"; // the login page reads it, too
   const CHINESE = "zh-CN";
   const ATTRIBUTES = ["title", "placeholder", "aria-label", "alt", "label"];
-  /** Names, captions, tags and prompts of users. */
+  /** Names, captions, tags and prompts of users: their titles stay, too. */
   const OF_USERS = [
     ...[".run-name", ".run-link", ".matrix-run", ".entries", ".starts", ".cell-name", "[translate=no]"],
-    ...[".request-prompt", ".sample-prompt", ".checkpoint-prompt > span:first-child"],
+    ...[".request-prompt", ".sample-prompt", ".matrix-prompt", ".checkpoint-prompt > span:first-child"],
     ...[".tag-chips", ".detail-caption", ".step-caption", ".step-dropped s", ".step-tokens p", ".job-changes td"],
   ].join();
   const LEFT = `code, pre, textarea, script, style, [contenteditable], ${OF_USERS}`;
   const INLINE = "a, b, code, em, i, kbd, button.field-link, .note strong"; // part of the sentence around them
-  const VALUE = /\{(\w+)([!?]?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, {1?}, `code`, an option's key
+  const VALUE = /\{(\w+)([!?#]?)\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b/g; // {1}, {1!}, {1?}, {1#}, `code`, an option's key
   const VALUES = "((?:(?![.!?] [A-Z]).)+?)"; // a value ends with its sentence
   const FIRST = "((?:(?!; |[.!?] [A-Z]).)+?)"; // one at the beginning of a text ends with its part of a list, too
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
@@ -29,6 +29,7 @@ var Language = (() => {
   const ENTRY = "(?:'[^']*'|\\S+|[A-Z][\\w.-]*(?: [\\w.-]+){1,2})"; // a name may have spaces: FLUX.2 klein
   const LIST = new RegExp(`^(${ENTRY}(?:, ${ENTRY})*) (and|or) (${ENTRY})$`);
   const COUNT = /^[\d,.]+ \p{L}/u; // 12 images
+  const NUMBER = /^[<>~≈+–-]*(?:[\d.]|nan\b|inf\b)/;
   const PROSE = /(?:^|\s)[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}/; // words, not names or keys
   const WORDS = new RegExp(`^(?!s$)[a-z]+(?=[\\s),;:.]|$)| (?:for|from|in|of|with) |${PROSE.source}`);
   const OPEN = /(?:['"(]|: )$/; // before a value that may be prose: a prompt, or the words of another program
@@ -78,7 +79,7 @@ var Language = (() => {
       const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : i === 1 && !between[0] ? FIRST : VALUES) : KEY;
       return i ? `${start}${value}${words}` : words;
     });
-    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between), own: between.flatMap(ownWords), open: between.map((part) => OPEN.test(part)) };
+    return { regex: new RegExp(`^${source.join("")}$`, "su"), names, chinese, words: between.join("").length, longest: longest(between), own: between.flatMap(ownWords), open: between.map((part) => OPEN.test(part)), quoted: between.map((part) => part.endsWith("'")) };
   };
   /** The words of a part between two values; those next to a value may be half of a word, and a counted noun has no "s" after 1. */
   const ownWords = (part, i, { length }) => {
@@ -117,22 +118,25 @@ var Language = (() => {
       .replace(LIST, (_, names, word, last) => `${names} ${word === "and" ? "和" : "或"} ${last}`);
   const isProse = (value) => PROSE.test(value.replace(/'[^']*'/g, ""));
   /** The Chinese of a pattern with its values; null if one of them is a text that the catalogue does not have. */
-  const filled = ({ names, chinese, open }, values) => {
-    const unused = names.map((name, i) => ({ name, value: values[i], isOpen: open[i] }));
+  const filled = ({ names, chinese, open, quoted }, values) => {
+    const unused = names.map((name, i) => ({ name, value: values[i], isOpen: open[i], isQuoted: quoted[i] }));
     let isWhole = true;
     const text = chinese.replace(VALUE, (name, number, kind, at, template) => {
       const place = unused.findIndex((each) => each.name === (kind ? `{${number}}` : name));
       if (place < 0) return name;
-      const [{ value, isOpen }] = unused.splice(place, 1);
+      const [{ value, isOpen, isQuoted }] = unused.splice(place, 1);
+      if (isQuoted && !kind) return value; // a name of the user
+      if (kind === "#") isWhole &&= NUMBER.test(value);
       const [, comma, words] = /^(, )?(.*)$/s.exec(value.trim());
       const noun = words.replace(/^an? (?=[A-Z])/, "");
-      const isText = kind || COUNT.test(value);
+      const isText = kind === "!" || kind === "?" || COUNT.test(value);
       const known = isText ? (translated(value.trim()) ?? texts.get(capitalised(noun))) : texts.get(value.includes(" ") ? value : "");
       const joined = isText && known == null ? translated(noun) : null;
       const inner = known ?? (joined && comma ? `，${joined}` : joined);
       if (kind !== "!" && inner == null && /; [a-z]+ /.test(value)) isWhole = false; // the value ends before it
-      if (/ [·×=] /.test(value) || value.split("(").length !== value.split(")").length) isWhole = false;
-      if (!kind && value === values[0] && KEY_FIRST.test(value)) isWhole = false;
+      const isEquation = value.includes(" = ") && !(kind === "!" && inner);
+      if (isEquation || / [·×] /.test(value) || value.split("(").length !== value.split(")").length) isWhole = false;
+      if (!kind && value === values[0] && (KEY_FIRST.test(value) || value.endsWith(":"))) isWhole = false;
       if (isText) isWhole &&= inner != null || kind === "?" || !WORDS.test(noun);
       else isWhole &&= isOpen || inner != null || !isProse(value);
       const shown = inner ?? left(isText ? noun : value);
@@ -211,7 +215,7 @@ var Language = (() => {
   };
   /** A text with how far it is: sampling 2 of 5. */
   const progressed = (english) => {
-    const [, words, done, all] = /^(?:(.+?):? )?([\d,]+) of ([\d,]+)$/s.exec(english) ?? [];
+    const [, words, done, all] = /^(?:((?:(?! · ).)+?):? )?([\d,.]+(?: [kMGT]?B)?) of ([\d,.]+(?: [kMGT]?B)?)$/s.exec(english) ?? [];
     if (done && !words) return `${done}/${all}`;
     const chinese = words && translated(words);
     return chinese ? `${chinese} ${done}/${all}` : null;
@@ -222,15 +226,19 @@ var Language = (() => {
     const chinese = texts.get(words) ?? texts.get(words?.replace(/s$/, ""));
     return chinese ? `${count} ${chinese}` : null;
   };
-  /** A message about a file whose path is right above. */
-  const about = (english) => (/^This (?:file )?(?:is|has|contains|cannot) /.test(english) ? translated(english.replace(/^This(?: file)?/, "'x'"))?.replace("“x”", "此文件") : null);
+  /** A message about a file whose name or path is right above. */
+  const about = (english) => {
+    const [, file, words] = /^(?:(This) (?:file )?(?=(?:is|has|contains|cannot) )|(?=cannot be read: ))(.+)$/s.exec(english) ?? [];
+    const chinese = words && (translated(`'x' ${words}`) ?? translated(`x ${words}`));
+    return chinese ? chinese.replace(/(?:“x”|'x'|\bx\b) ?/, file ? "此文件" : "") : null;
+  };
   const answers = new Map(); // what was looked up before
   const MOST = 20_000;
   const translated = (english) => {
     if (!/[A-Za-z]/.test(english)) return null;
     if (answers.has(english)) return answers.get(english);
     const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
-    const chinese = ended(english) ?? keyed(english) ?? progressed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? numbered(english) ?? about(english) ?? (small === english ? null : ended(small)) ?? texts.get(`a ${english}`) ?? null;
+    const chinese = texts.get(english) ?? about(english) ?? ended(english) ?? keyed(english) ?? progressed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? numbered(english) ?? (small === english ? null : ended(small)) ?? texts.get(`a ${english}`) ?? null;
     if (answers.size > MOST) answers.clear();
     answers.set(english, chinese);
     return chinese;
@@ -312,9 +320,10 @@ var Language = (() => {
     write(node, text(source(node)));
   };
   const translateAttributes = (element) => {
+    const isOfUser = element.matches(OF_USERS);
     for (const name of ATTRIBUTES) {
       const words = element.getAttribute(name);
-      if (!words) continue;
+      if (!words || (isOfUser && name === "title")) continue;
       const before = attributes.get(element)?.[name];
       if (before === words) continue;
       const chinese = text(words);

@@ -831,15 +831,15 @@ def test_a_name_in_use_causes_a_question_before_the_start(page, gui, demo):
     open_file(page, variant(demo, "asked"))
     told = page.locator("#lora-message")
     page.locator("#lora-start").click()
-    expect(told).to_contain_text("The output name asked is already in use: asked-state in")
+    expect(told).to_contain_text("The output name 'asked' is already in use: 'asked-state' in")
     expect(told.get_by_role("button", name="Continue that run")).to_be_visible()
-    expect(told.get_by_role("button", name="Use asked-2")).to_be_focused()
+    expect(told.get_by_role("button", name="Use 'asked-2'")).to_be_focused()
     page.keyboard.press("Enter")
     expect(told).to_contain_text("asked-2 is queued: the queue is paused")
     expect(field(page, "output_name")).to_have_value("asked-2")
     page.locator("#lora-start").click()  # a run that waits will write that name
     expect(told).to_contain_text("a run that is queued")
-    told.get_by_role("button", name="Use asked-3").click()
+    told.get_by_role("button", name="Use 'asked-3'").click()
     expect(told).to_contain_text("asked-3 is queued")
     for run in gui.ask("board")["runs"]:
         if run["state"] == "queued":

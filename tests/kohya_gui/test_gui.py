@@ -811,7 +811,7 @@ def test_the_only_subfolder_with_repeats_is_offered(tab, tmp_path, below):
     parent = (tmp_path / "kohya" / below).parent
     hint = tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "", "sdxl")
     assert f'data-set="lora-train_data_dir" data-value="{parent}"' in hint
-    assert f"Use {parent.relative_to(tmp_path / 'kohya')}<" in hint
+    assert f"Use &#x27;{parent.relative_to(tmp_path / 'kohya')}&#x27;<" in hint
     images(tmp_path / "kohya", "other/3_cat/b.png")
     assert "button" not in tab._image_hint(str(tmp_path / "kohya"), ".txt", "", "", False, "", "sdxl")
 

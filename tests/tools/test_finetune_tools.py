@@ -85,8 +85,8 @@ def test_missing_images_are_reported_in_one_sentence(images: Path) -> None:
     plan = planned(images, {key: {} for key in ["a", "gone", "x/y.png", "c", "d.webp"]}, told)
     assert captions_of(plan) == {"a.png": ""}
     (sentence,) = told
-    assert sentence.startswith("metadata_file: 4 images of meta.json are not in ")
-    assert sentence.endswith("and are skipped: gone, x/y.png, c and 1 more")
+    assert sentence.startswith("metadata_file: 4 images of 'meta.json' are skipped, since they are not in '")
+    assert sentence.endswith("': gone, x/y.png, c and 1 more")
     with pytest.raises(ValueError, match=r"in_json: no images to train on; name the folder .* in train_data_dir"):
         planned(images, {"gone": {}}, told)
 

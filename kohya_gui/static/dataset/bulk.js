@@ -48,7 +48,7 @@ var BulkEdits = (() => {
   };
   const row = ({ path, before, after }) => {
     const [head, gone, made, tail] = difference(before, after);
-    return el("li", {}, el("b", {}, Captions.split(path)[1]), " ", head, gone ? el("del", {}, gone) : null, made ? el("ins", {}, made) : null, tail);
+    return el("li", { translate: "no" }, el("b", {}, Captions.split(path)[1]), " ", head, gone ? el("del", {}, gone) : null, made ? el("ins", {}, made) : null, tail);
   };
   const preview = () =>
     Captions.attempt(async () => {

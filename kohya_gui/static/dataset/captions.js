@@ -89,7 +89,8 @@ var Captions = (() => {
   const describe = () => {
     const shared = seen.shared ? `, shared by ${seen.shared + 1} images` : "";
     const author = seen.captioned && seen.text ? AUTHORS[seen.author] ?? "" : "";
-    Studio.write(refs.file, seen.captioned ? `${seen.file}${shared}${author ? ` · ${author}` : ""}` : `${seen.file} does not exist yet`);
+    const about = seen.captioned ? [shared, author && " · ", author] : [" ", "does not exist yet"];
+    refs.file.replaceChildren(el("span", { translate: "no" }, seen.file), ...about);
   };
   /** Show the caption as text or tags; `letters`: how many of it the model reads. Tags that are edited stay in place. */
   const draw = ({ letters = undefined, isNew = false } = {}) => {

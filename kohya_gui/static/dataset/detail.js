@@ -51,7 +51,7 @@ var ImageDetail = (() => {
       image.bucket ? ["Bucket", `${image.bucket.replaceAll("x", " × ")}, ${scale(image)}, ${where}`] : ["Bucket", "none"],
       image.smaller ? ["At high noise", image.smaller.replaceAll("x", " × ")] : null,
       image.varies.length ? ["Varies", `${image.varies.join(", ")}: different in every step`] : null,
-      ROLES[image.role] ? ["Use", image.why ? `${ROLES[image.role]}: ${image.why}` : ROLES[image.role]] : null,
+      ROLES[image.role] ? ["Use", ...(image.why ? [ROLES[image.role], ": ", image.why] : [ROLES[image.role]])] : null,
       image.role === "left out" ? null : ["Repeats", String(image.repeats)],
       image.frames ? ["Clip", `${image.frames} frames of it; the first is measured`] : null,
       image.mask || image.mask_key ? ["Mask", maskWords(image)] : null,
@@ -61,7 +61,7 @@ var ImageDetail = (() => {
       ["Black bars", measured(bars?.length ? bars.join(", ") : "none")],
       ["Faces", measured(measures?.faces ? facesOf(image) : "not measured: no face detector is on this machine")],
     ];
-    return el("dl", {}, ...rows.filter(Boolean).flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+    return el("dl", {}, ...rows.filter(Boolean).flatMap(([name, ...texts]) => [el("dt", {}, name), el("dd", {}, ...texts)]));
   };
   const caption = (image) => {
     if (!image.captioned) {
@@ -77,14 +77,14 @@ var ImageDetail = (() => {
     const marks = Marks.of(image).map((name) => el("span", { class: "mark" }, Marks.words(name)));
     const seen = el("div", { class: "detail-image" });
     if (image.size) {
-      const picture = img(preview(image), nameOf(image.path), { loading: "eager" });
+      const picture = img(preview(image), nameOf(image.path), { loading: "eager", translate: "no" });
       const inner = el("div", { class: "framed" }, picture, tinted(image), frame(image));
       inner.style.aspectRatio = `${image.size[0]} / ${image.size[1]}`;
       inner.style.setProperty("--ratio", String(image.size[0] / image.size[1]));
       seen.append(inner);
     } else seen.append(el("p", { class: "cell-broken" }, image.why || "It cannot be shown."));
     box.replaceChildren(
-      el("div", { class: "detail-head" }, el("b", {}, nameOf(image.path)), ...ways),
+      el("div", { class: "detail-head" }, el("b", { translate: "no" }, nameOf(image.path)), ...ways),
       seen,
       ...(marks.length ? [el("p", { class: "marks" }, ...marks)] : []),
       caption(image),

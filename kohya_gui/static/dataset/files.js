@@ -93,10 +93,10 @@ var DatasetFiles = (() => {
         el(
           "li",
           {},
-          el("b", {}, words),
+          el("b", { translate: "no" }, words),
           el("span", { class: "quiet" }, ` ${Studio.when(made, true)}, ${many(captions, "caption")}${masks ? `, ${many(masks, "mask")}` : ""} `),
-          button("Restore", () => act("captions/points/restore", { point: id }, true), { class: "small-button", "aria-label": `Restore ${words}` }),
-          button("Remove", () => act("captions/points/remove", { point: id }), { class: "small-button", "aria-label": `Remove ${words}` }),
+          button("Restore", () => act("captions/points/restore", { point: id }, true), { class: "small-button", "aria-label": `Restore '${words}'` }),
+          button("Remove", () => act("captions/points/remove", { point: id }), { class: "small-button", "aria-label": `Remove '${words}'` }),
         );
       const draw = () =>
         box.replaceChildren(

@@ -64,13 +64,14 @@
     const source = preset.own ? `own-preset:${preset.name}` : `preset:${preset.name}`;
     const apply = () => (dialog.close(), Fields.submit(tab, "load-run", source, "load"));
     const link = Studio.url(`presets/file?tab=${tab}&name=${encodeURIComponent(preset.name)}`);
+    const translate = preset.own ? "no" : null;
     return el(
       "li",
       { class: fits(preset) === false ? "preset unfit" : "preset" },
-      el("div", {}, el("b", {}, preset.title), sign ? el("span", { class: `preset-sign ${tone}` }, sign) : null),
-      el("p", {}, preset.about),
+      el("div", {}, el("b", { translate }, preset.title), sign ? el("span", { class: `preset-sign ${tone}` }, sign) : null),
+      el("p", { translate }, preset.about),
       el("p", { class: "quiet" }, facts(preset)),
-      el("div", { class: "preset-ways" }, button("Use", apply, { "aria-label": `Use ${preset.title}` }), el("a", { href: link, download: true, "aria-label": `Share ${preset.title} as a file` }, "Share as a file"), preset.own ? remover(preset) : null),
+      el("div", { class: "preset-ways" }, button("Use", apply, { "aria-label": preset.own ? `Use '${preset.title}'` : `Use ${preset.title}` }), el("a", { href: link, download: true, "aria-label": preset.own ? `Share '${preset.title}' as a file` : `Share ${preset.title} as a file` }, "Share as a file"), preset.own ? remover(preset) : null),
     );
   };
   const remover = (preset) =>
@@ -81,9 +82,9 @@
           const { text } = await send("presets/remove", { tab, name: preset.name });
           await ready();
           draw();
-          Studio.toast(`Removed ${preset.title}`, "Undo", async () => changed(await send("presets/add", { tab, name: preset.name, text })));
+          Studio.toast(`Removed '${preset.title}'`, "Undo", async () => changed(await send("presets/add", { tab, name: preset.name, text })));
         }),
-      { "aria-label": `Remove ${preset.title}` },
+      { "aria-label": `Remove '${preset.title}'` },
     );
 
   const draw = () => {

@@ -36,7 +36,7 @@
   const boxes = () => {
     const all = offers.checkpoints.map(({ file, name, label }) => {
       const box = checkbox(true, null, { name: "checkpoints", value: file });
-      return el("label", { class: "tick", title: `${name}\n${file}` }, box, label);
+      return el("label", { class: "tick", title: `${name}\n${file}`, translate: "no" }, box, label);
     });
     const set = (on) => () => all.forEach((each) => (each.firstChild.checked = on));
     const links = [button("All", set(true), { class: "link" }), button("None", set(false), { class: "link" })];
@@ -203,8 +203,8 @@
     const isBest = number === result.best && measured(result);
     return el(
       "div",
-      { class: isBest ? "checkpoint-head best" : "checkpoint-head", title: checkpoint.name },
-      el("b", {}, checkpoint.label),
+      { class: isBest ? "checkpoint-head best" : "checkpoint-head" },
+      el("b", { title: checkpoint.name, translate: "no" }, checkpoint.label),
       result.strengths.length > 1 || strength !== 1 ? el("span", {}, `strength ${strength}`) : null,
       checkpoint.loss == null ? null : el("span", {}, `loss ${checkpoint.loss.toFixed(4)}`),
       isBest ? el("span", { class: "badge" }, "best") : null,

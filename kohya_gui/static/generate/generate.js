@@ -342,7 +342,7 @@
     const use = button("Use these settings", useForm, { "data-action": "use-parameters" });
     home.dialog.replaceChildren(
       Studio.closer(home.dialog),
-      Studio.media(source(image), p.prompt ?? "", { clip: Studio.isClip(image.name), controls: Studio.isClip(image.name) }),
+      Studio.media(source(image), p.prompt ?? "", { clip: Studio.isClip(image.name), controls: Studio.isClip(image.name), translate: "no" }),
       el(
         "div",
         { class: "sample-details" },
@@ -367,10 +367,10 @@
     const small = (image) => {
       const { prompt } = image.parameters ?? {};
       const title = `${prompt ?? ""}\n${line(image)}`;
-      const attributes = { class: "sample", "data-name": image.name, title };
+      const attributes = { class: "sample", "data-name": image.name, title, translate: prompt ? "no" : null };
       const label = image.parameters?.sweep ? labelOf(image) : image.name.endsWith(GRID) ? "grid" : "";
       const shape = Studio.isClip(image.name) ? { clip: true, width: image.width, height: image.height } : {};
-      const made = button(Studio.media(source(image), prompt ?? image.name, shape), () => open(image), attributes);
+      const made = button(Studio.media(source(image), prompt ?? image.name, { ...shape, translate: "no" }), () => open(image), attributes);
       if (label) made.append(el("span", { class: "sample-label" }, label));
       return made;
     };

@@ -17,16 +17,17 @@ var StudioMatrix = (() => {
   const small = (sample, title, open) => {
     const { width, height } = sample.width && sample.height ? sample : {};
     const clip = Studio.isClip(sample.ending);
-    const shown = Studio.media(Studio.url(sample.url), sample.prompt || "", { clip, width, height });
+    const shown = Studio.media(Studio.url(sample.url), sample.prompt || "", { clip, width, height, translate: "no" });
     const lost = clip ? "Clip not found" : "Image not found";
     shown.addEventListener("error", () => shown.replaceWith(el("span", { class: "quiet" }, lost)));
-    return button(shown, open, { class: "sample", title });
+    return button(shown, open, { class: "sample", title, translate: title === sample.prompt ? "no" : null });
   };
   const heading = (step) => (step ? `Step ${step}` : "Before training");
 
   const cell = (run, sample, step = false) => {
     if (!sample) return el("span", { class: "matrix-none" });
-    const made = small(sample, `${run.label ?? run.name}, step ${sample.step}`, () => run.open(sample));
+    const name = run.label ?? run.name;
+    const made = small(sample, name ? `'${name}', step ${sample.step}` : heading(sample.step), () => run.open(sample));
     if (step) made.append(el("span", { class: "quiet" }, `step ${sample.step}`));
     return made;
   };
@@ -52,7 +53,8 @@ var StudioMatrix = (() => {
     const grid = el("div", { class: `matrix${several && !newest ? " matrix-runs" : ""}` });
     grid.style.setProperty("--columns", columns);
     const head = several && !newest ? [el("span")] : [];
-    grid.append(...head, ...heads.map((words) => el("span", { class: "matrix-head", title: words }, words)));
+    const translate = newest ? "no" : null; // names of runs
+    grid.append(...head, ...heads.map((words) => el("span", { class: "matrix-head", title: words, translate }, words)));
     for (const [key, words] of prompts) {
       grid.append(el("p", { class: "matrix-prompt" }, words));
       if (newest) grid.append(...entries.map(({ run, samples }) => cell(run, latest(of(samples, key)), true)));

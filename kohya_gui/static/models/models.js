@@ -82,11 +82,11 @@ var Models = (() => {
   const listed = (file) => ({ family, repo: file.repo, file: file.file, folder: home.folder.value });
   const drawPart = (part) => {
     const here = (name) => part.here.find((each) => each.name === name);
-    const used = ({ path, name }) => button("Use", () => use(family, { [part.option]: path }), { "aria-label": `Use ${name} in training` });
+    const used = ({ path, name }) => button("Use", () => use(family, { [part.option]: path }), { "aria-label": `Use '${name}' in training` });
     const offered = part.files.map((file) => {
       const found = here(file.name);
       const moving = onItsWay(file.name);
-      const way = found ? used(found) : moving ? el("span", { class: "quiet" }, STATES[moving.state]) : button("Get", () => act(() => get([listed(file)])), { "aria-label": `Get ${file.name}` });
+      const way = found ? used(found) : moving ? el("span", { class: "quiet" }, STATES[moving.state]) : button("Get", () => act(() => get([listed(file)])), { "aria-label": `Get '${file.name}'` });
       const about = spaced(size(file.gigabytes * 1e9), file.licence, link(file.page, file.repo), file.gated && "terms to accept on the Hub");
       return el("li", { class: found ? "models-here" : "" }, el("div", {}, el("b", {}, file.about), el("span", { class: "row-small" }, ...about)), way);
     });
@@ -121,8 +121,8 @@ var Models = (() => {
         if (answer.refused) return askForToken(home.found, answer, async (token) => show(await send("models/look", { address, token })));
         const rows = answer.files.map((file) => {
           const about = spaced(file.parts && `diffusers folder of ${file.parts} files`, size(file.bytes), file.licence, link(file.page, "its page"));
-          const take = button("Get", () => act(() => get([{ ...request, url: file.url }])), { "aria-label": `Get ${file.name}` });
-          return el("li", {}, el("div", {}, el("b", {}, file.name), el("span", { class: "row-small" }, ...about)), take);
+          const take = button("Get", () => act(() => get([{ ...request, url: file.url }])), { "aria-label": `Get '${file.name}'` });
+          return el("li", {}, el("div", {}, el("b", { translate: "no" }, file.name), el("span", { class: "row-small" }, ...about)), take);
         });
         home.found.replaceChildren(el("ul", {}, ...rows));
       };
@@ -150,14 +150,14 @@ var Models = (() => {
     const press = (action) => () => act(() => send(`models/${action}`, { id }).then(look));
     const row = {
       state: "",
-      bar: el("div", { class: "bar", role: "progressbar", "aria-label": `Progress of ${name}`, "aria-valuemin": 0, "aria-valuemax": 100 }, el("i")),
+      bar: el("div", { class: "bar", role: "progressbar", "aria-label": `Progress of '${name}'`, "aria-valuemin": 0, "aria-valuemax": 100 }, el("i")),
       words: el("span", { class: "row-small" }),
       problem: el("div", {}),
-      pause: button("Pause", press("pause"), { "aria-label": `Pause ${name}` }),
-      resume: button("Resume", press("resume"), { "aria-label": `Resume ${name}` }),
-      remove: button("Remove", press("remove"), { "aria-label": `Remove ${name}` }),
+      pause: button("Pause", press("pause"), { "aria-label": `Pause '${name}'` }),
+      resume: button("Resume", press("resume"), { "aria-label": `Resume '${name}'` }),
+      remove: button("Remove", press("remove"), { "aria-label": `Remove '${name}'` }),
     };
-    row.element = el("li", { class: "models-download" }, el("div", {}, el("b", { title: target }, name), row.bar, row.words, row.problem), row.pause, row.resume, row.remove);
+    row.element = el("li", { class: "models-download" }, el("div", {}, el("b", { title: target, translate: "no" }, name), row.bar, row.words, row.problem), row.pause, row.resume, row.remove);
     drawn.set(id, row);
     home.downloads.append(row.element);
     return row;
@@ -185,13 +185,14 @@ var Models = (() => {
   const usesOf = (file) => {
     const own = file.uses.find((each) => each.family === family) ?? file.uses[0];
     if (!own || file.problem) return null;
-    const words = own.family === family ? "Use" : `Use for ${data.families[own.family]}`;
-    return button(words, () => use(own.family, { [own.option]: file.path }), { "aria-label": `${words}: ${file.name}` });
+    const title = own.family === family ? "" : data.families[own.family];
+    const about = title ? `Use '${file.name}' for ${title}` : `Use '${file.name}'`;
+    return button(title ? `Use for ${title}` : "Use", () => use(own.family, { [own.option]: file.path }), { "aria-label": about });
   };
   const usedIn = (file) => {
     const tabs = Forms.tabs().filter((tab) => Object.values(Drafts.draft(tab) ?? {}).includes(file.path));
     const drafts = tabs.map((tab) => `set in ${document.getElementById(`${tab}-button`)?.textContent.trim() ?? tab}`);
-    const runs = file.runs.slice(0, 3).map(({ id, name }) => button(name, () => Studio.goTo("runs", id), { class: "link", title: "Show in the Runs tab" }));
+    const runs = file.runs.slice(0, 3).map(({ id, name }) => button(el("span", { translate: "no" }, name), () => Studio.goTo("runs", id), { class: "link", title: "Show in the Runs tab" }));
     const more = file.runs.length > 3 ? `${file.runs.length - 3} more runs` : "";
     return el("td", {}, ...spaced(...drafts, ...runs, more));
   };
@@ -202,7 +203,7 @@ var Models = (() => {
       el(
         "tr",
         {},
-        el("th", { scope: "row", title: file.path }, file.name, el("span", { class: "row-small" }, file.folder)),
+        el("th", { scope: "row", title: file.path, translate: "no" }, file.name, el("span", { class: "row-small" }, file.folder)),
         el("td", { class: file.problem ? "bad" : "" }, file.text),
         usedIn(file),
         el("td", {}, usesOf(file)),
@@ -210,7 +211,7 @@ var Models = (() => {
     home.folders.replaceChildren(
       ...data.folders.map((path, i) => {
         const others = data.folders.filter((each) => each !== path);
-        const take = others.length ? button("Remove", () => setFolders(others), { "aria-label": `Remove ${path}` }) : null;
+        const take = others.length ? button("Remove", () => setFolders(others), { "aria-label": `Remove '${path}'` }) : null;
         return el("li", {}, el("span", {}, path, i ? "" : el("span", { class: "quiet" }, " · downloads are saved here")), take);
       }),
     );

@@ -243,13 +243,13 @@ var StudioChart = (() => {
       const has = (kind) => this.runs.some((run) => (kind in GROUPED ? Object.keys(run[GROUPED[kind]]) : run[kind]).length);
       const kinds = Object.keys(KINDS).filter((kind) => kind === "raw" || kind === "mean" || has(kind));
       const several = this.runs.length > 1;
-      const entries = several ? this.runs.map((run) => [run.key, run.name, `var(${this.colourOf(run)})`]) : [];
+      const entries = several ? this.runs.map((run) => [run.key, run.name, `var(${this.colourOf(run)})`, "no"]) : [];
       entries.push(...kinds.map((kind) => [kind, KINDS[kind], several ? "" : `var(--chart-${kind})`]));
       const spelled = JSON.stringify(entries);
       if (spelled === this.spelled) return;
       this.spelled = spelled;
-      const buttons = entries.map(([key, words, colour]) => {
-        const state = { "data-series": key, "aria-pressed": `${!this.hidden.has(key)}` };
+      const buttons = entries.map(([key, words, colour, translate = null]) => {
+        const state = { translate, "data-series": key, "aria-pressed": `${!this.hidden.has(key)}` };
         const made = button(el("span", {}, words), null, { class: colour ? "" : "plain", title: words, ...state });
         made.style.setProperty("--key", colour);
         return made;
@@ -428,7 +428,7 @@ var StudioChart = (() => {
       if (!runs.length) return `${this.title}: no data yet`;
       const last = (points) => points.findLast(([, value]) => finite(value)) ?? [0, NaN];
       const words = runs.map((run) => {
-        const words = `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}`;
+        const words = `'${run.name}': ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}`;
         return run.validation.length ? `${words}, validation ${exact(last(run.validation)[1])}` : words;
       });
       const keys = "Arrow keys move the cursor, + and - zoom, Escape shows everything.";

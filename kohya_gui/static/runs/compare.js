@@ -37,8 +37,8 @@ var StudioComparison = class {
     const { el, table } = Studio;
     if (!settings.length) return el("p", { class: "quiet" }, "All settings are the same");
     const row = ({ option, label, values }) =>
-      el("tr", {}, el("th", { scope: "row", title: option }, label), ...values.map((value) => el("td", {}, value)));
-    const heads = ["Setting", ...this.runs.map((run) => run.label)];
+      el("tr", {}, el("th", { scope: "row", title: option }, label), ...values.map((value) => el("td", { translate: "no" }, value)));
+    const heads = ["Setting", ...this.runs.map((run) => el("span", { translate: "no" }, run.label))];
     return el("div", { class: "scroll" }, table({ class: "differences" }, heads, settings.map(row)));
   }
 

@@ -235,7 +235,7 @@
   /** Remove a run from the queue; for a while this can be undone. */
   const removeQueued = async (run) => {
     const answer = await send(`run/${run.id}/remove`);
-    Studio.toast(`Removed ${run.name} from the queue`, "Undo", async () => {
+    Studio.toast(`Removed '${run.name}' from the queue`, "Undo", async () => {
       await send(`run/${run.id}/put_back`);
       beat();
     });

@@ -30,16 +30,16 @@
   // The queue
 
   const ORDER = [
-    ["first", "⤒", "Move to front"],
-    ["up", "↑", "Move up"],
-    ["down", "↓", "Move down"],
-    ["remove", "✕", "Remove"],
+    ["first", "⤒", "Move to front", (name) => `Move '${name}' to front`],
+    ["up", "↑", "Move up", (name) => `Move '${name}' up`],
+    ["down", "↓", "Move down", (name) => `Move '${name}' down`],
+    ["remove", "✕", "Remove", (name) => `Remove '${name}' from the queue`],
   ];
 
   const queueRow = (run) => {
     const change = (action) => (action === "remove" ? Studio.removeQueued(run) : send(`run/${run.id}/${action}`));
-    const order = ORDER.map(([action, sign, word]) => {
-      const names = { "data-action": action, title: word, "aria-label": `${word}: ${run.name}` };
+    const order = ORDER.map(([action, sign, word, about]) => {
+      const names = { "data-action": action, title: word, "aria-label": about(run.name) };
       return button(sign, () => act(() => change(action)), names);
     });
     return el(
@@ -89,7 +89,7 @@
     const [pick, name, state, ...cells] = row.children;
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
     pick.firstChild.checked = picked.has(run.id);
-    pick.firstChild.setAttribute("aria-label", `Select ${run.name}`);
+    pick.firstChild.setAttribute("aria-label", `Select '${run.name}'`);
     write(name.firstChild, run.name);
     name.firstChild.title = run.folder;
     const about = run.note.replaceAll("\n", " ") || [run.tab_title, run.family_title].filter(Boolean).join(" · ");

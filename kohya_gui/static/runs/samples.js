@@ -34,7 +34,7 @@ var StudioSamples = (() => {
     }
 
     makeDialog() {
-      this.large = el("img", { alt: "" });
+      this.large = el("img", { alt: "", translate: "no" });
       this.words = el("p", { class: "sample-prompt" });
       this.place = el("span", { class: "quiet" });
       this.download = el("a", { class: "sample-download" }, "Download");
@@ -111,7 +111,7 @@ var StudioSamples = (() => {
       if (!sample) return;
       this.shown = sample;
       const clip = Studio.isClip(sample.ending);
-      this.large = Studio.turn(this.large, Studio.url(sample.url), sample.prompt || "", { clip, controls: true });
+      this.large = Studio.turn(this.large, Studio.url(sample.url), sample.prompt || "", { clip, controls: true, translate: "no" });
       this.details();
       Studio.show(this.dialog);
     }

@@ -62,8 +62,8 @@ var Duplicates = (() => {
       return el(
         "figure",
         {},
-        el("label", {}, img(ImageDetail.thumbnail(image), name), el("span", { class: "flag" }, box, "keep")),
-        el("figcaption", {}, el("span", { title: image.path }, name), el("span", { class: "quiet" }, `${ImageDetail.sides(image.size)}, sharpness ${image.measures.sharpness.toFixed(0)}`), el("span", {}, why), el("span", { class: "quiet cell-caption" }, image.caption || "no caption")),
+        el("label", {}, img(ImageDetail.thumbnail(image), name, { translate: "no" }), el("span", { class: "flag" }, box, "keep")),
+        el("figcaption", {}, el("span", { title: image.path, translate: "no" }, name), el("span", { class: "quiet" }, `${ImageDetail.sides(image.size)}, sharpness ${image.measures.sharpness.toFixed(0)}`), el("span", {}, why), el("span", { class: "quiet cell-caption", translate: image.caption ? "no" : null }, image.caption || "no caption")),
       );
     };
     const words = found.length

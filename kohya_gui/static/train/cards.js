@@ -152,7 +152,7 @@ var TrainCards = (() => {
           for (const each of [...Object.keys(answer.measures), ...Object.keys(answer.problems)]) seen.add(each);
         }
         if (this.drawn !== key) return; // another folder, in the meantime
-        const images = first.map((image) => Studio.image(url(`dataset/thumbnail/${image.key}`), nameOf(image.path), { title: nameOf(image.path) }));
+        const images = first.map((image) => Studio.image(url(`dataset/thumbnail/${image.key}`), nameOf(image.path), { title: nameOf(image.path), translate: "no" }));
         const rest = data.images.length - images.length;
         this.strip.replaceChildren(...images, rest > 0 ? el("span", { class: "quiet" }, `+${rest}`) : "");
       } catch {

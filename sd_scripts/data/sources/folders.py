@@ -313,8 +313,11 @@ def _read_metadata(subset: Subset, warn: Warn, progress: ReadingProgress, clips:
         entries = {path: entry for path, entry in entries.items() if path not in found_clips}
         found_clips = []
     if missing:
-        where = f"in {subset.image_dir}" if subset.image_dir else "at the paths in it, and image_dir is not set"
-        warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are skipped: {some(missing)}")
+        lost = f"metadata_file: {len(missing)} images of '{file.name}' are skipped"
+        if subset.image_dir:
+            warn(f"{lost}, since they are not in '{subset.image_dir}': {some(missing)}")
+        else:
+            warn(f"{lost}, since they are not at the paths in it, and image_dir is not set: {some(missing)}")
     unknown = [path for path in entries if path not in sizes and path not in found_clips]
     progress.expect(len(unknown) + len(found_clips))
     sizes |= read_sizes(unknown, warn, progress)

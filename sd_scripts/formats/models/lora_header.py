@@ -75,8 +75,10 @@ class LoraSummary:
         parts = [self.rank_text, f"alpha {self.alpha}" if self.alpha else "", f"{self.layers:,} layers", self.precision]
         steps = self.trained.get("steps")
         optimizer = self.trained.get("optimizer")
-        by = f" with {optimizer}" if optimizer else ""
-        parts.append(f"trained {steps} steps{by}" if steps else f"trained{by}" if by else "")
+        if steps:
+            parts.append(f"trained {steps} steps with {optimizer}" if optimizer else f"trained {steps} steps")
+        elif optimizer:
+            parts.append(f"trained with {optimizer}")
         parts.append(f"{counted(self.unread, 'tensor')} not read here" if self.unread else "")
         return ", ".join(part for part in parts if part)
 

@@ -50,7 +50,9 @@ def common_family(option: str, paths: Sequence[str]) -> Family:
         if file.problem:
             raise ValueError(f"{option}: {file.problem}")
         if not file.variant.endswith("LoRA"):
-            raise ValueError(f"{option}: '{path}' is not a LoRA" + (f" but {file.is_a}" if file.variant else ""))
+            if file.variant:
+                raise ValueError(f"{option}: '{path}' is not a LoRA but {file.is_a}")
+            raise ValueError(f"{option}: '{path}' is not a LoRA")
         if file.family not in names():
             known = " or ".join(card_of(name).title for name in sorted(names()))
             raise ValueError(f"{option}: '{path}' is {file.is_a}, not a LoRA for {known}")

@@ -93,12 +93,10 @@ class Recovery:
     def _continue_without_cuda_graphs(self, error: Exception, less: CompileOptions) -> None:
         """Compile the blocks again, without CUDA graphs of their own."""
         chosen = self._compiler.options.cuda_graphs_from
-        how = f"without {CUDA_GRAPHS_KEY}"
+        continued = f"The run continues without {CUDA_GRAPHS_KEY}, which compiles again"
         if chosen == "compile_mode":
-            how = f"with compile_mode = {less.compile_mode}"
-        self._context.warn(
-            f"{chosen}: CUDA graphs failed: {_summary(error)}. The run continues {how}, which compiles again"
-        )
+            continued = f"The run continues with compile_mode = {less.compile_mode}, which compiles again"
+        self._context.warn(f"{chosen}: CUDA graphs failed: {_summary(error)}. {continued}")
         end_failed_recording()
         self._compiler.compile_again(less)
 

@@ -26,6 +26,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.planning.run_plan import BreakEven, plan_run
 from sd_scripts.planning.text import headline, notes, rows
+from sd_scripts.runs.store import RunStore
 from sd_scripts.settings import preflight
 from sd_scripts.settings.catalog import FAMILY_TITLES
 from sd_scripts.settings.family_options import each_option
@@ -193,6 +194,42 @@ def test_a_value_stays_and_is_never_a_sentence(chinese: Any) -> None:
     unknown = "the weather of today is not nice"
     shown = chinese.evaluate("(texts) => texts.map(Language.text)", [english, unknown])
     assert shown == [words, unknown]
+
+
+def test_names_in_quotes_and_words_that_only_begin_like_a_text_stay(chinese: Any) -> None:
+    expected = {
+        "Use '3 images'": "使用“3 images”",
+        "'Learning rate': 0.5 at step 6": "“Learning rate”：第 6 步为 0.5",
+        "The output name 'in rain' is already in use: 'in rain.safetensors' in '/of cats'; a run that is queued": (
+            "输出名称“in rain”已被使用：“/of cats”中的 'in rain.safetensors'；一个排队中的训练任务"
+        ),
+        "about 12 min": "约 12 min",
+    }
+    own = ("in the rain", "with love", "of masks", "but images", "without captions", "about cats", "step by step")
+    texts = [*expected, *own]
+    assert chinese.evaluate("(texts) => texts.map(Language.text)", texts) == [*expected.values(), *own]
+
+
+def test_a_run_and_a_preset_keep_their_names(chinese: Any, gui: Gui, tmp_path: Path) -> None:
+    """These are also texts of the page."""
+    store = RunStore(gui.runs)
+    run = store.add(tmp_path / "Masks", name="Learning rate", tab="lora", family="flux", state="finished")
+    store.close()
+    chinese.locator("#runs-button").click()
+    link = chinese.locator(f".history [data-run='{run.id}'] .run-link")
+    expect(link).to_have_text("Learning rate")
+    expect(chinese.locator(f".history [data-run='{run.id}'] input")).to_have_attribute(
+        "aria-label", "选择“Learning rate”"
+    )
+    chinese.locator("#lora-button").click()
+    preset = {"tab": "lora", "family": "sdxl", "name": "mask", "about": "Learning rate", "values": {"network_dim": 5}}
+    gui.ask("presets/save", preset)
+    chinese.get_by_text("全部设置", exact=True).click()
+    chinese.locator("#lora-presets").click()
+    row = chinese.locator("dialog[open] .preset", has_text="Learning rate")
+    expect(row.locator("b")).to_have_text("mask")
+    expect(row.get_by_role("button").first).to_have_attribute("aria-label", "使用“mask”")
+    chinese.keyboard.press("Escape")
 
 
 def test_a_long_text_of_someone_else_is_left_and_holds_nothing_up(chinese: Any) -> None:

@@ -63,5 +63,5 @@ def test_a_pasted_address_lists_its_files_or_is_refused(page: Any, hub: ModelSit
     expect(models.locator(".message-error")).to_contain_text("Not the address of a model")
     address.fill("them/other")
     address.press("Enter")
-    expect(models.get_by_role("button", name="Get other.safetensors")).to_be_visible()
+    expect(models.get_by_role("button", name="Get 'other.safetensors'")).to_be_visible()
     expect(models).to_contain_text("7 bytes · mit")

@@ -1,6 +1,7 @@
 """Before a run is started under a name that is in use, the page asks."""
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def test_files_of_an_earlier_run_are_named_and_can_be_kept_or_replaced(queue, ou
         (out / name).touch()
     found = taken(queue, out)
     assert ways(found) == ["rename:cat", "replace:cat"]
-    assert "cat-000001.safetensors, cat-000002.safetensors, cat-ema.safetensors and 1 more" in question(found)
+    files = "'cat-000001.safetensors', 'cat-000002.safetensors', 'cat-ema.safetensors' and 1 more"
+    assert files in unescape(question(found))
     values = {"output_dir": str(out), "output_name": "cat", "seed": 1}
     assert answered(values, "rename:cat", found) == {**values, "output_name": "cat-3"}
     assert answered(values, "replace:cat", found) == {**values, "overwrite": True}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import chain
 
-VALUE = re.compile(r"\{\w+[!?]?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
+VALUE = re.compile(r"\{\w+[!?#]?\}|`[^`]+`|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 COUNTED = re.compile(
     r"^ (byte|image|caption|tag|clip|frame|step|epoch|repeat|run|file|prompt|setting|problem|bucket|block|graph|group"
     r"|crop|mask|token|layer|line|sample|size|state|tensor|video|warning)s\b"
@@ -137,4 +137,4 @@ def _pattern(english: str) -> "re.Pattern[str]":
 
 def own_values(text: str) -> list[str]:
     """Return the values, texts in backticks and keys in a text of the catalogue."""
-    return [re.sub(r"[!?]\}$", "}", value) for value in VALUE.findall(text)]
+    return [re.sub(r"[!?#]\}$", "}", value) for value in VALUE.findall(text)]
