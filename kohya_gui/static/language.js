@@ -354,7 +354,7 @@ var Language = (() => {
     if (part.nodeType === Node.ELEMENT_NODE && isLeft(part)) return;
     const walk = document.createTreeWalker(part, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT, reject);
     const nodes = [];
-    while (walk.nextNode()) nodes.push(walk.currentNode);
+    while (walk.nextNode()) nodes.push(/** @type {Text} */ (walk.currentNode));
     for (const node of nodes) if (written.get(node)?.chinese !== node.data) translate(node);
   };
   const observer = new MutationObserver((records) => {

@@ -29,6 +29,7 @@
 
   // The queue
 
+  /** @type {[string, string, string, (name: string) => string][]} */
   const ORDER = [
     ["first", "⤒", "Move to front", (name) => `Move '${name}' to front`],
     ["up", "↑", "Move up", (name) => `Move '${name}' up`],
