@@ -283,7 +283,7 @@ class HunyuanVideoTransformer(BlockTransformer):
 
 
 def joint_mask(tokens: int, text_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the mask of a clip's tokens, all of which are attended to, and of a text (B, T) that padding follows."""
+    """Return the attention mask of a clip's tokens, which are all seen, and a text (B, T) with padding at its end."""
     return None if text_mask is None else padding_mask(F.pad(text_mask.bool(), (tokens, 0), value=True), dtype)
 
 
