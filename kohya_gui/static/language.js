@@ -133,7 +133,8 @@ var Language = (() => {
       const known = isText ? (translated(value.trim()) ?? texts.get(capitalised(noun))) : texts.get(value.includes(" ") ? value : "");
       const joined = isText && known == null ? translated(noun) : null;
       const inner = known ?? (joined && comma ? `，${joined}` : joined);
-      if (kind !== "!" && inner == null && /; [a-z]+ /.test(value)) isWhole = false; // the value ends before it
+      if (kind !== "!" && inner == null && /; (?:[a-z]+ |')/.test(value)) isWhole = false; // the value ends before it
+      if (value.startsWith("; '") || (quoted[0] && value.includes("; '"))) isWhole = false; // a list of names with their values
       const isEquation = value.includes(" = ") && !(kind === "!" && inner);
       if (isEquation || / [·×] /.test(value) || value.split("(").length !== value.split(")").length) isWhole = false;
       if (!kind && value === values[0] && (KEY_FIRST.test(value) || value.endsWith(":"))) isWhole = false;

@@ -101,7 +101,7 @@
     return text(value).replaceAll("\n", " ") || entry.unset || "empty";
   };
   const row = (entry, i) => {
-    const elsewhere = entry.kohya.length ? `kohya_ss: ${entry.kohya[0]}` : entry.aliases.length ? `other trainers: ${entry.aliases[0]}` : null;
+    const elsewhere = entry.kohya.length ? el("span", { translate: "no" }, `kohya_ss: ${entry.kohya[0]}`) : entry.aliases.length ? `other trainers: ${entry.aliases[0]}` : null;
     const names = [el("code", {}, entry.name), entry.section, elsewhere];
     const small = el("small", {});
     names.filter(Boolean).forEach((name, at) => small.append(at ? " · " : "", name));
@@ -140,7 +140,7 @@
   const about = (entry) => {
     const key = el("code", { "data-copy": entry.name, title: "Copy the key" }, entry.name);
     const names = el("p", { class: "search-names" }, key);
-    if (entry.kohya.length) names.append(` · kohya_ss: ${entry.kohya.join(", ")}`);
+    if (entry.kohya.length) names.append(" · ", el("span", { translate: "no" }, `kohya_ss: ${entry.kohya.join(", ")}`));
     if (entry.aliases.length) names.append(" · ", `other trainers: ${entry.aliases.join(", ")}`);
     const family = Drafts.draft(entry.tab)?.family;
     const notes = entry.help.filter(([families]) => !families || families.includes(family)).map(([, words]) => words);

@@ -200,6 +200,7 @@ def test_names_in_quotes_and_words_that_only_begin_like_a_text_stay(chinese: Any
     expected = {
         "Use '3 images'": "使用“3 images”",
         "'Learning rate': 0.5 at step 6": "“Learning rate”：第 6 步为 0.5",
+        "'a': 0.5 at step 6; 'b': 0.4 at step 7": "“a”：第 6 步为 0.5；“b”：第 7 步为 0.4",
         "The output name 'in rain' is already in use: 'in rain.safetensors' in '/of cats'; a run that is queued": (
             "输出名称“in rain”已被使用：“/of cats”中的 'in rain.safetensors'；一个排队中的训练任务"
         ),
