@@ -60,7 +60,7 @@ var Captions = (() => {
     for (const [each, caption] of Object.entries(captions)) changes[each] = { caption: caption.text.trim().split("\n")[0], captioned: caption.captioned };
     if (path in captions && !contested.has(path)) {
       seen = captions[path];
-      if (!isDirty) show();
+      if (!isDirty) show({ isNew: seen.text !== text() }); // a tag may be being edited
     }
     Studio.dataset.update(changes);
   };
@@ -77,13 +77,13 @@ var Captions = (() => {
 
   const text = () => refs.text.value;
   const isTags = () => localStorage.getItem(MODE) === "tags";
-  const show = () => {
+  const show = ({ isNew = true } = {}) => {
     isDirty = false;
     refs.text.value = seen.text;
     refs.text.disabled = Boolean(seen.problem);
     refs.problem.replaceChildren(...(seen.problem ? [Studio.complaint(new Error(seen.problem))] : []));
     describe();
-    draw({ isNew: true });
+    draw({ isNew });
     count();
   };
   const describe = () => {
