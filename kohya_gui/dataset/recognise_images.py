@@ -95,10 +95,10 @@ def _beside_metadata(root: Path) -> Recognised:
     if not root.is_dir():
         return Recognised("Folder not found", good=False)
     count = len(images_of(root, recursive=True))
-    more = "+" if count >= MOST_FILES else ""
     if not count:
         return Recognised("No images here: the metadata file must name them with their full paths", warning=True)
-    return Recognised(f"{count}{more} images; the metadata file decides which are trained", good=True)
+    found = f"{count}+" if count >= MOST_FILES else f"{count}"
+    return Recognised(f"{found} images; the metadata file decides which are trained", good=True)
 
 
 def images_of(folder: Path, *, recursive: bool = False, clips: bool = False) -> list[Path]:

@@ -292,7 +292,8 @@ def inserts(family: str) -> str:
     """Return buttons that append an option to the current line (prompts.js)."""
     buttons = "".join(
         f'<button type="button" data-insert="{option.letters}" data-value="{option.example}" '
-        f'title="{escape(option.help)}"><code>--{option.letters}</code> {option.label}</button>'
+        f'title="{escape(option.help)}"><code>--{option.letters}</code> '
+        f"{option.label[0].upper()}{option.label[1:]}</button>"
         for option in LINE_OPTIONS
         if option.works_with(card_of(family).capabilities)
     )

@@ -255,7 +255,7 @@ class TrainingTab:
 
         images = self._seen("train_data_dir", path, look)
         if images.ending:
-            return hint(images, links.set_button("caption_extension", images.ending, f"Use the {images.ending} files"))
+            return hint(images, links.set_button("caption_extension", images.ending, f"Use {images.ending} instead"))
         if images.instead:
             near = os.path.relpath(images.instead, os.path.expanduser(unquoted(path).strip()))
             return hint(images, links.set_button("train_data_dir", str(images.instead), f"Use '{near}'"))
@@ -263,8 +263,8 @@ class TrainingTab:
             return hint(images)
         passes = number("max_train_epochs", epochs)  # without them the number of steps is set
         factor = usual_factor(images.images * passes) if passes and passes > 0 else 1
-        repeats = f", {factor} repeats" if factor > 1 else " as is"
-        return hint(images, links.set_button("num_repeats", str(factor), f"Use this folder{repeats}"))
+        label = f"Use this folder, {factor} repeats" if factor > 1 else "Use this folder as is"
+        return hint(images, links.set_button("num_repeats", str(factor), label))
 
     def _component_hint(self, name: str) -> Callable[[str, str], str]:
         return lambda path, family: hint(self._seen(name, path, lambda text: recognise.part(text, name, family)))
@@ -389,11 +389,11 @@ class TrainingTab:
         before = (data[self.draft.state] or {}).get("family", self._families[0])  # kept after this event
         name = first_preset(family)
         file = preset_file(self.name, name)
-        text = f"{FAMILY_TITLES[family]} selected. Your settings stay"
+        text = f"{FAMILY_TITLES[family]} selected. Your settings stay."
         button = ""
         if file.is_file():
             title = preset_title(file)
-            text += f"; the preset {title} sets recommended values"
+            text += f" The preset {title} sets recommended values"
             button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
         selected = preset if preset and preset_family(preset) == family else None
         said = message("ok", text, more=Html("" if selected else button))

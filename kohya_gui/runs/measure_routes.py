@@ -137,11 +137,11 @@ def view(
         return message("error", links.sentence(run_state.failure.get("error", "Measuring ended without a result")))
     doing = "starting" if run_state.state == "starting" else run_state.doing
     fraction = run_state.done / run_state.total if run_state.total else None
-    steps = f", step {run_state.done} of {run_state.total}" if run_state.total else ""
-    note = f" · {run_state.phase_note}" if run_state.phase_note else ""
+    steps = [f"step {run_state.done} of {run_state.total}"] if run_state.total else []
+    note = [run_state.phase_note] if run_state.phase_note else []
     since = run_state.phase_since or run_state.started  # a graph may compile for minutes
     ticks = f' · <span class="ticks" {ticking(since)}></span>' if since else ""
-    return f'<div class="run measuring">{progress_bar(fraction, doing + steps + note, ticks)}</div>{stop}'
+    return f'<div class="run measuring">{progress_bar(fraction, " · ".join([doing, *steps, *note]), ticks)}</div>{stop}'
 
 
 COLUMNS = ("Step", "First step", "Memory", "This run", "")
@@ -164,11 +164,13 @@ def _row(row: Mapping[str, Any], slowest: float, best: bool) -> str:
         return f'<tr><th scope="row">{name}</th><td class="warn" colspan="5">{escape(row["failed"])}</td></tr>'
     milliseconds, width = _median(row) * 1000, 100 * _median(row) / slowest
     step = f'<span class="bar"><i style="width:{width:.0f}%"></i></span>{milliseconds:.0f} ms'
-    warm = "" if row["first_warm"] is None else f", {duration(row['first_warm'])} with cache"
+    first = [duration(row["first"])]
+    if row["first_warm"] is not None:
+        first.append(f"{duration(row['first_warm'])} with cache")
     memory = f"{row['gpu_bytes'] / GIB:.1f} GiB" if row["gpu_bytes"] else ""
     total = "" if row["total"] is None else duration(row["total"])
     use = f"<button type=\"button\" data-load='options:{escape(json.dumps(row['options']))}'>Use this</button>"
-    values = (step, duration(row["first"]) + warm, memory, total + (" (fastest)" if best else ""), use)
+    values = (step, " · ".join(first), memory, total + (" (fastest)" if best else ""), use)
     # a narrow window has no head: each value follows its label
     cells = "".join(f'<td data-label="{label}">{value}</td>' for label, value in zip(COLUMNS, values, strict=True))
     mark = ' class="best"' if best else ""

@@ -208,20 +208,19 @@ def what_is_lost(run_state: RunState) -> str:
     begun = run_state.facts.get("step") or 0
     if run_state.step <= begun:
         return "Ends the run immediately. Nothing is trained yet, so nothing is lost."
-    ends = f"Ends the run within {TERM_GRACE:.0f} seconds. It saves first if the current step ends by then; if not,"
-    if os.name == "nt":  # which has no signal that a process can answer
-        ends = "Ends the run immediately without saving:"
     states = [made.step for made in run_state.saved if made.path.name.endswith(STATE_ENDING)]
+    lost = "all training is lost"
     if states:
-        return f"{ends} training after step {states[-1]} is lost."
-    if run_state.saved:
-        return (
-            f"{ends} files up to step {run_state.saved[-1].step} stay, later training is lost, and the run cannot be "
-            "continued."
-        )
-    if begun:
-        return f"{ends} training after step {begun} is lost."
-    return f"{ends} all training is lost."
+        lost = f"training after step {states[-1]} is lost"
+    elif run_state.saved:
+        step = run_state.saved[-1].step
+        lost = f"files up to step {step} stay, later training is lost, and the run cannot be continued"
+    elif begun:
+        lost = f"training after step {begun} is lost"
+    if os.name == "nt":  # which has no signal that a process can answer
+        return f"Ends the run immediately without saving: {lost}."
+    seconds = f"{TERM_GRACE:.0f}"
+    return f"Ends the run within {seconds} seconds. It saves first if the current step ends by then; if not, {lost}."
 
 
 def actions(buttons: Iterable[tuple[str, str, str]]) -> str:

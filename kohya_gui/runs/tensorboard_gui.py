@@ -13,6 +13,8 @@ from kohya_gui.runs.tensorboard import TENSORBOARD
 from kohya_gui.server.messages import Html, message
 from sd_scripts.runs.queue import RunQueue
 
+NO_LOGIN = "It has no login: other accounts of that machine can see it too."
+
 
 class TensorBoardButtons:
     """Start and stop TensorBoard on the form's logging_dir."""
@@ -51,4 +53,4 @@ def address(url: str, folder: Path) -> str:
     """Return the message with TensorBoard's address, which works only on the machine of the GUI."""
     link = f'<a href="{escape(url)}" target="_blank" rel="noreferrer">{escape(url)}</a>'
     said = f"TensorBoard shows {escape(str(folder))} until the GUI exits. On the machine that runs the GUI, open {link}"
-    return message("ok", Html(f"{said}. It has no login: other accounts of that machine can see it too."))
+    return message("ok", Html(f"{said}. {NO_LOGIN}"))

@@ -74,7 +74,7 @@ var Language = (() => {
     const source = between.map((part, i) => {
       const isCount = names[i - 1]?.startsWith("{") && COUNTED.test(part); // 1 image
       const words = isCount ? escaped(part).replace(COUNTED, " $1s?") : escaped(part);
-      const isJoined = i > 1 && /^$|[^\s"'(:=]$/.test(between[i - 1]); // such as a plural "s", which may be missing
+      const isJoined = (i > 1 || between[0]) && /^$|[^\s"'(:=]$/.test(between[i - 1]); // such as a plural "s", which may be missing
       const start = i > 1 && !between[i - 1] ? "(?<!\\d(?=\\d))" : ""; // a number ends before the next value
       const value = isCount ? "([\\d.,]+(?: to [\\d.,]+)?)" : names[i - 1]?.startsWith("{") ? (isJoined ? MAYBE : i === 1 && !between[0] ? FIRST : VALUES) : KEY;
       return i ? `${start}${value}${words}` : words;
@@ -113,7 +113,7 @@ var Language = (() => {
       .replace(/ \(at line ([\d,]+), column ([\d,]+)\)/, "（第 $1 行，第 $2 列）")
       .replace(/^([\d.,]+ GiB) of (?=[\d.,]+ GiB$)/, "$1，共 ")
       .replace(/ \(at end of document\)/, "（文件末尾）")
-      .replace(/,? \(?line ([\d,]+)\)?/, "，第 $1 行")
+      .replace(/,? \(?line (\d[\d,]*)\)?(?=$|: )/, "，第 $1 行")
       .replace(/ ?\((at least )?([\d,]+) tokens\)/g, (_, least, count) => `（${least ? "至少 " : ""}${count} 个 token）`)
       .replace(LIST, (_, names, word, last) => `${names} ${word === "and" ? "和" : "或"} ${last}`);
   const isProse = (value) => PROSE.test(value.replace(/'[^']*'/g, ""));
@@ -126,7 +126,8 @@ var Language = (() => {
       if (place < 0) return name;
       const [{ value, isOpen, isQuoted }] = unused.splice(place, 1);
       if (isQuoted && !kind) return value; // a name of the user
-      if (kind === "#") isWhole &&= NUMBER.test(value);
+      if (kind === "#") isWhole &&= NUMBER.test(value) && !/[:;,] /.test(value);
+      if (kind && kind !== "#" && !value.trim()) return value; // a part that may be missing
       const [, comma, words] = /^(, )?(.*)$/s.exec(value.trim());
       const noun = words.replace(/^an? (?=[A-Z])/, "");
       const isText = kind === "!" || kind === "?" || COUNT.test(value);
@@ -147,7 +148,7 @@ var Language = (() => {
   };
   const whole = (english) => {
     const [, key, words] = KEYED.exec(english) ?? [];
-    const same = texts.get(english) ?? (texts.has(words) ? `${key}：${texts.get(words)}` : null);
+    const same = texts.get(english) ?? (texts.has(words) && !texts.has(key) ? `${key}：${texts.get(words)}` : null);
     if (same != null) return same;
     const [, label, option] = /^(.+) \(([a-z\d_]+)\)$/.exec(english) ?? []; // Threshold (thresh)
     if (texts.has(label) && !texts.has(option)) return `${texts.get(label)} (${option})`;
@@ -192,9 +193,11 @@ var Language = (() => {
   const series = (english, mark, chinese) => {
     const parts = english.split(mark);
     if (parts.length < 2 || parts.length > MOST_PARTS) return null;
-    const known = parts.map((part) => translated(part) ?? (NAME.test(part) ? part : null));
+    const known = parts.map((part) => translated(part) ?? (isName(part) ? part : null));
     return known.includes(null) ? null : known.join(chinese);
   };
+  /** Names only: bf16, FLUX.1 LoRA. */
+  const isName = (words) => NAME.test(words) || words.split(" ").every((word) => NAME.test(word));
   /** A text with more of it in parentheses: 12 min (estimated: a run on this machine). */
   const bracketed = (english) => {
     const [, words, more] = /^([^(]+) \((.+)\)$/s.exec(english) ?? [];
@@ -202,11 +205,12 @@ var Language = (() => {
     const known = [words, more].map((part) => translated(part) ?? (NAME.test(part) ? part : null));
     return known.includes(null) ? null : `${known[0]}（${known[1]}）`;
   };
-  /** A message that begins with the key of an option or the name of a model. */
+  /** A message that begins with the key of an option, its label or the name of a model. */
   const keyed = (english) => {
-    const [, key, words] = KEYED.exec(english) ?? [];
-    const chinese = words && translated(words);
-    return chinese ? `${key}：${chinese}` : null;
+    const [, key, words] = KEYED.exec(english) ?? /^([^:]+): (.+)$/s.exec(english) ?? [];
+    const name = (/^[A-Z]/.test(key) && texts.get(key)) || (KEYED.test(english) ? key : null);
+    const chinese = name && translated(words);
+    return chinese ? `${name}：${chinese}` : null;
   };
   /** A text with a quantity or a key behind it: weights 4.8 GiB, Base model (vae). */
   const extended = (english) => {
@@ -216,7 +220,7 @@ var Language = (() => {
   };
   /** A text with how far it is: sampling 2 of 5. */
   const progressed = (english) => {
-    const [, words, done, all] = /^(?:((?:(?! · ).)+?):? )?([\d,.]+(?: [kMGT]?B)?) of ([\d,.]+(?: [kMGT]?B)?)$/s.exec(english) ?? [];
+    const [, words, done, all] = /^(?:((?:(?! · ).)+?):? )?([\d,.]+(?: [kMGT]?B| bytes)?) of ([\d,.]+(?: [kMGT]?B| bytes)?)$/s.exec(english) ?? [];
     if (done && !words) return `${done}/${all}`;
     const chinese = words && translated(words);
     return chinese ? `${chinese} ${done}/${all}` : null;
@@ -226,6 +230,11 @@ var Language = (() => {
     const [, count, words] = /^([\d,.]+) (.+)$/s.exec(english) ?? [];
     const chinese = texts.get(words) ?? texts.get(words?.replace(/s$/, ""));
     return chinese ? `${count} ${chinese}` : null;
+  };
+  /** What is being done: Generating… */
+  const underway = (english) => {
+    const chinese = english.endsWith("…") && translated(english.slice(0, -1));
+    return chinese ? `${chinese}…` : null;
   };
   /** A message about a file whose name or path is right above. */
   const about = (english) => {
@@ -239,7 +248,7 @@ var Language = (() => {
     if (!/[A-Za-z]/.test(english)) return null;
     if (answers.has(english)) return answers.get(english);
     const small = `${english.slice(0, 1).toLowerCase()}${english.slice(1)}`; // as in the middle of a sentence
-    const chinese = texts.get(english) ?? about(english) ?? ended(english) ?? keyed(english) ?? progressed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? numbered(english) ?? (small === english ? null : ended(small)) ?? texts.get(`a ${english}`) ?? null;
+    const chinese = texts.get(english) ?? about(english) ?? ended(english) ?? keyed(english) ?? progressed(english) ?? sentences(english) ?? listed(english) ?? extended(english) ?? bracketed(english) ?? numbered(english) ?? underway(english) ?? (small === english ? null : ended(small)) ?? texts.get(`a ${english}`) ?? null;
     if (answers.size > MOST) answers.clear();
     answers.set(english, chinese);
     return chinese;

@@ -750,7 +750,7 @@ def test_a_flat_folder_is_used_unchanged_with_one_click(page, demo, tmp_path):
     expect(field(page, "num_repeats")).to_have_value("1")
     expect(found.locator(".hint-good")).to_contain_text("12 images, all captioned, 12 per epoch")
     choose_or_type(page, "caption_extension", ".caption", "lora")
-    found.get_by_role("button", name="Use the .txt files").click()
+    found.get_by_role("button", name="Use .txt instead").click()
     expect(field(page, "caption_extension")).to_have_value(".txt")
     expect(found.locator(".hint-good")).to_contain_text("12 images, all captioned")
 

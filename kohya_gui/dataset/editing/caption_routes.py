@@ -105,7 +105,7 @@ class CaptionPage:
             for image, place in bulk.places.items()
             if bulk.after[image] != bulk.before[image]
         ]
-        label = f"{BulkEdit.of(_table(body, 'edit')).label} in {counted(len(edits), 'caption')}"
+        label = f"{BulkEdit.of(_table(body, 'edit')).label} · {counted(len(edits), 'caption')}"
         return self._written(dataset, bulk.places, lambda: self._editor.write(dataset.scope, label, edits))
 
     def undo(self, body: Mapping[str, Any]) -> dict[str, Any]:

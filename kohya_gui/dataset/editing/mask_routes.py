@@ -110,7 +110,7 @@ class MaskPage:
         edits = [FileEdit(place=old, content=content, seen=seen)]
         if content is not None and new != old:  # a mask of a different format; two of a name would be a riddle
             edits = [FileEdit(place=old, content=None, seen=seen), FileEdit(place=new, content=content, seen=MISSING)]
-        label = f"{'Remove the mask' if mask is None else 'Paint the mask'} of {image.name}"
+        label = f"Remove the mask of {image.name}" if mask is None else f"Paint the mask of {image.name}"
         try:
             action = self._editor.write_files(dataset.scope, label, edits)
         except ChangedOutside as error:

@@ -39,7 +39,7 @@ var TagChips = (() => {
       focus(to);
     };
     const remove = (index) => {
-      set(tags.filter((_, number) => number !== index), `${tags[index]} removed`);
+      set(tags.filter((_, number) => number !== index), `'${tags[index]}' removed`);
       focus(index);
     };
     const edit = (index) => {
@@ -125,7 +125,7 @@ var TagChips = (() => {
       const present = new Set(tags.map((tag) => tag.toLowerCase()));
       const next = split(entry.value, separator).filter((tag) => !present.has(tag.toLowerCase()));
       entry.value = "";
-      if (next.length) set([...tags, ...next], `${next.join(", ")} added`);
+      if (next.length) set([...tags, ...next], `'${next.join(", ")}' added`);
     };
     entry.addEventListener("keydown", (event) => {
       if (event.key === "Enter") add();

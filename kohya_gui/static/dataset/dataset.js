@@ -472,7 +472,7 @@ Studio.dataset = (() => {
   on("focusin", SEE, (link) => {
     const title = link.closest(".option[id]")?.querySelector('[data-testid="block-info"]');
     link.removeAttribute("target");
-    if (title) link.setAttribute("aria-label", `See the images of ${title.textContent.trim()}`);
+    if (title) link.ariaLabel = `See the images of ${title.textContent.trim()}`;
   });
 
   return {

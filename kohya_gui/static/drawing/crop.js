@@ -69,10 +69,10 @@ var CropEditor = (() => {
     const how = by > 1.0001 ? `upscaled to ${Math.round(100 * by)} %` : by < 0.9999 ? `shrunk to ${Math.round(100 * by)} %` : "not resized";
     const [wide, high] = refs.shape.value.split("x").map(Number);
     const isKeptSmall = by < 1.0001 && fit.bucket[0] <= wide && fit.bucket[1] <= high && fit.bucket[0] * fit.bucket[1] < wide * high;
-    const why = isKeptSmall ? `It is not enlarged to ${wide} × ${high}, since bucket_no_upscale is on` : "";
+    const why = isKeptSmall ? `not enlarged to ${wide} × ${high}, since bucket_no_upscale is on` : "";
     const cut = fit.cropped > 0.0005 ? `crops ${ImageDetail.percent(fit.cropped)} more` : "crops nothing more";
-    const facts = `${base} → bucket ${fit.bucket.join(" × ")}, ${how}, ${cut}`;
-    Studio.write(refs.facts, why ? `${facts}. ${why}` : facts);
+    const bucket = `bucket ${fit.bucket[0]} × ${fit.bucket[1]}`;
+    Studio.write(refs.facts, [base, bucket, how, cut, why].filter(Boolean).join(" · "));
   };
 
   // Mouse, pen and fingers

@@ -146,7 +146,7 @@
     const notes = entry.help.filter(([families]) => !families || families.includes(family)).map(([, words]) => words);
     const note = entry.notes?.[index.tabs[entry.tab].method];
     const facts = [
-      ["Value", entry.choices?.length ? `${entry.type}: ${entry.choices.join(", ")}` : entry.type],
+      ["Value", entry.type, ...(entry.choices?.length ? [": ", el("span", { translate: "no" }, entry.choices.join(", "))] : [])],
       ["Default", text({ true: "on", false: "off" }[defaultOf(entry)] ?? defaultOf(entry)) || entry.unset || "empty"],
       ["Section", `${index.tabs[entry.tab].title} › ${entry.section}${entry.panels.at(-1).endsWith("-more") ? " › More" : ""}`],
     ];
@@ -157,7 +157,7 @@
       editor(entry),
       idleWords(entry),
       el("p", {}, ...prose([...notes, note].filter(Boolean).join(" "))),
-      el("dl", {}, ...facts.flatMap(([term, words]) => [el("dt", {}, term), el("dd", {}, words)])),
+      el("dl", {}, ...facts.flatMap(([term, ...words]) => [el("dt", {}, term), el("dd", {}, ...words)])),
       button(entry.tab === tab ? "Show in the form" : `Show in ${index.tabs[entry.tab].title}`, () => showInForm(entry), { class: "search-show" }),
     ];
   };

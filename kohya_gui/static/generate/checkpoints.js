@@ -163,7 +163,7 @@
     });
     const dots = points.map((each) => {
       const isBest = each.number === result.best;
-      const title = svg("title", {}, `${each.label}: ${each.loss.toFixed(5)}${isBest ? ", the best" : ""}`);
+      const title = svg("title", {}, [each.label, each.loss.toFixed(5), isBest ? "the best" : ""].filter(Boolean).join(" · "));
       return svg("circle", { cx: x(each.number), cy: y(each.loss), r: isBest ? 6 : 3.5, class: isBest ? "best" : "" }, title);
     });
     const marks = high > low ? [low, high] : [low];
@@ -184,7 +184,8 @@
     if (!best) return "No checkpoint has a loss yet";
     if (!measured(result)) return `Last: ${best.label} (${best.name}); no losses were measured`;
     const word = result.complete ? "Best" : "Best so far";
-    return `${word}: ${best.label} (${best.name})${best.loss == null ? "" : `, validation loss ${best.loss.toFixed(4)}`}`;
+    const loss = best.loss == null ? [] : [`validation loss ${best.loss.toFixed(4)}`];
+    return [`${word}: ${best.label} (${best.name})`, ...loss].join(" · ");
   };
 
   // The grid
@@ -196,7 +197,7 @@
     );
   const cellAt = (row, column) =>
     answer.result.cells.find((cell) => cell.prompt === row && cell.checkpoint === column.number && cell.strength === column.place);
-  const named = (row, column) => `${column.checkpoint.label} × ${column.strength}, ${answer.result.prompts[row].prompt}, seed ${answer.result.prompts[row].seed}`;
+  const named = (row, column) => `${column.checkpoint.label} × ${column.strength} · ${answer.result.prompts[row].prompt} · seed ${answer.result.prompts[row].seed}`;
 
   const head = (column, result) => {
     const { checkpoint, number, strength } = column;
@@ -294,7 +295,7 @@
     const file = cellAt(row, columnsOf(result)[column]).image;
     const isClip = Studio.isClip(file);
     const length = isClip ? ` · ${prompt.frames} frames` : "";
-    const keys = `←→ checkpoints, ↑↓ prompts${isClip ? "" : ", click to zoom"}`;
+    const keys = ["←→ checkpoints", "↑↓ prompts", ...(isClip ? [] : ["click to zoom"])].join(" · ");
     const pin = () => ((pinned = pinned ? null : { ...shown }), show(shown.row, shown.column));
     const use = () => {
       large.close();

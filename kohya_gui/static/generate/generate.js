@@ -406,7 +406,7 @@
       const answer = await send("generate/read", { chunks: await StudioTexts(file) });
       fill(answer);
       const model = !answer.family && answer.model ? ` It was made with ${answer.model}; choose its file below.` : "";
-      home.said.replaceChildren(el("div", { class: "message message-ok" }, el("div", {}, el("p", {}, `Read the settings of ${file.name}.${model}`))));
+      home.said.replaceChildren(el("div", { class: "message message-ok" }, el("div", {}, el("p", {}, `Read the settings of '${file.name}'.${model}`))));
     });
   const visible = () => home?.element.offsetParent != null;
   document.addEventListener("drop", (event) => {

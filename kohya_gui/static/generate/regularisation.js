@@ -102,8 +102,8 @@
       const all = Object.entries(sizes).sort((one, other) => other[1] - one[1]);
       const shown = all.slice(0, 4).map(([size, times]) => `${size.replaceAll("x", " × ")}${all.length > 1 ? ` (${number(times)})` : ""}`);
       const rest = all.length > 4 ? ` and ${all.length - 4} more` : "";
-      const line = `: ${images(many)}, ${here ? number(here) : "none"} there, in ${folder}`;
-      return el("li", {}, el("b", {}, prompt), line, el("div", { class: "quiet" }, `Sizes, as the training images: ${shown.join(", ")}${rest}`));
+      const line = ` · ${images(many)} · ${here ? `${number(here)} there` : "none there"} · `;
+      return el("li", {}, el("b", { translate: "no" }, prompt), line, el("span", { translate: "no" }, folder), el("div", { class: "quiet" }, `Sizes, as the training images: ${shown.join(", ")}${rest}`));
     };
     return [el("ul", {}, ...needs.classes.map(row)), needs.unused ? el("p", { class: "warn" }, needs.unused) : null].filter(Boolean);
   };

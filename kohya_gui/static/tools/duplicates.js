@@ -58,11 +58,11 @@ var Duplicates = (() => {
         },
       });
       const name = ImageDetail.nameOf(image.path);
-      const why = image === best ? el("b", {}, "best") : compared(image, best);
+      const why = image === best ? el("b", {}, "Best") : compared(image, best);
       return el(
         "figure",
         {},
-        el("label", {}, img(ImageDetail.thumbnail(image), name, { translate: "no" }), el("span", { class: "flag" }, box, "keep")),
+        el("label", {}, img(ImageDetail.thumbnail(image), name, { translate: "no" }), el("span", { class: "flag" }, box, "Keep")),
         el("figcaption", {}, el("span", { title: image.path, translate: "no" }, name), el("span", { class: "quiet" }, `${ImageDetail.sides(image.size)}, sharpness ${image.measures.sharpness.toFixed(0)}`), el("span", {}, why), el("span", { class: "quiet cell-caption", translate: image.caption ? "no" : null }, image.caption || "no caption")),
       );
     };

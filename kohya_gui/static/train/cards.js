@@ -265,10 +265,13 @@ var TrainCards = (() => {
       const file = text(value("sample_prompts"));
       this.prompts.input.disabled = Boolean(file);
       this.prompts.show(file ? "" : draft.typed_prompts?.trim() || draft.prompts);
-      const every = [["epochs", "epoch"], ["steps", "step"]]
-        .map(([plural, one]) => [text(value(`sample_every_n_${plural}`)), plural, one])
+      const every = [["epochs", "Sampled every epoch. "], ["steps", "Sampled every step. "]]
+        .map(([plural, each]) => [text(value(`sample_every_n_${plural}`)), plural, each])
         .filter(([number]) => number)
-        .map(([number, plural, one]) => `Sampled every ${number === "1" ? one : `${number} ${plural}`}. `);
+        .map(([number, plural, each]) => {
+          const count = `${number} ${plural}`;
+          return number === "1" ? each : `Sampled every ${count}. `;
+        });
       const from = file ? `The prompts are in ${nameOf(file)}, which All settings can edit.` : "";
       Studio.write(this.file, file || this.prompts.input.value ? `${every[0] ?? ""}${from}` : "");
     }

@@ -45,11 +45,8 @@ class ChangedOutside(ValueError):
 
     def __init__(self, conflicts: Sequence[Conflict]):
         names = some([conflict.place.name for conflict in conflicts])
-        verb = "was" if len(conflicts) == 1 else "were"
-        noun = conflicts[0].place.noun
-        super().__init__(
-            f"{counted(len(conflicts), noun)} {verb} changed outside this page: {names}; nothing was written"
-        )
+        what = counted(len(conflicts), conflicts[0].place.noun)
+        super().__init__(f"{what} changed outside this page: {names}; nothing was written")
         self.conflicts = tuple(conflicts)
 
 

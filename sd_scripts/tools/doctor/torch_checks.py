@@ -41,13 +41,15 @@ the memory that should be free."""
 def torch_import() -> Finding:
     import torch
 
-    build = next((f" for {name} {of}" for name, of in _builds().items() if of), ", for the CPU only")
     if not torch.version.cuda and not torch.version.hip and _driver_gpus():
         return problem(
             f"PyTorch {torch.__version__} is built for the CPU only, although this machine has an NVIDIA GPU",
             f"install the CUDA build: {NEW_ENVIRONMENT}",
         )
-    return ok(f"PyTorch {torch.__version__}{build}")
+    for name, of in _builds().items():
+        if of:
+            return ok(f"PyTorch {torch.__version__} for {name} {of}")
+    return ok(f"PyTorch {torch.__version__}, CPU only")
 
 
 def _builds() -> dict[str, str | None]:

@@ -142,9 +142,8 @@ def _facts(path: Path, title: str, summary: LoraSummary | None, layers: Sequence
     with_values = [layer for layer in layers if layer.values]
     if with_values:
         means = {share: sum(layer.needed(share) for layer in with_values) / len(with_values) for share in SHARES}
-        facts.append(
-            ("Ranks in use", ", ".join(f"{mean:.1f} for {share:.0%}" for share, mean in means.items()) + " of the norm")
-        )
+        ranks = ", ".join(f"{share:.0%}: {mean:.1f}" for share, mean in means.items())
+        facts.append(("Ranks in use for shares of the norm", ranks))
     return [(name, text) for name, text in facts if text]
 
 

@@ -143,11 +143,11 @@ class CompilerLog:
             self._reported_breaks.add(place)
             if len(self._reported_breaks) > compile_report.MOST_BREAKS:
                 return
-            explanation = explanations.pop(0) if explanations else ""
-            self._context.warn_once(
-                f"graph break {place}",
-                f"compile: a graph ends at {place}, and the code there runs uncompiled. {explanation}".strip(),
-            )
+            warning = f"compile: a graph ends at {place}, and the code there runs uncompiled"
+            if explanations:
+                explanation = explanations.pop(0)
+                warning = f"compile: a graph ends at {place}, and the code there runs uncompiled: {explanation}"
+            self._context.warn_once(f"graph break {place}", warning)
 
     def _warn_about_skips(self, now: Counts) -> None:
         """Warn once of each reason for which CUDA graphs are skipped. Without a GPU there are none to skip."""

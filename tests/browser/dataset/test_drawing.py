@@ -79,9 +79,9 @@ def test_an_image_is_cut_with_keys_to_a_frame_and_comes_back(dataset: Any, photo
     square = "(list) => [...list.options].map(({ value }) => value).find((value) => /^(\\d+)x\\1$/.test(value))"
     expect(shape.locator("option").nth(1)).to_be_attached()
     shape.select_option(shape.evaluate(square))
-    expect(dialog.locator(".cut-facts")).to_contain_text("64 × 64 pixels at 16, 0 → bucket")
+    expect(dialog.locator(".cut-facts")).to_contain_text("64 × 64 pixels at 16, 0 · bucket")
     dialog.locator(".stage").focus()
-    why = "It is not enlarged to 512 × 512, since bucket_no_upscale is on"
+    why = "not enlarged to 512 × 512, since bucket_no_upscale is on"
     expect(dialog.locator(".cut-facts")).to_contain_text(why)
     press(dataset, "ArrowLeft", "Shift+ArrowRight")
     expect(dialog.locator(".cut-facts")).to_contain_text("64 × 64 pixels at 25, 0")

@@ -59,7 +59,7 @@ def test_a_change_from_outside_is_never_overwritten(dataset: Dataset) -> None:
     seen = version_of((dataset.folder / "a.txt").read_bytes())
     (dataset.folder / "a.txt").write_text("theirs")
     both = [TextEdit(place=dataset.place("a"), text="mine", seen=seen), *edits(dataset, b="dog")]
-    with pytest.raises(ChangedOutside, match=r"1 caption was changed outside this page: a.txt") as raised:
+    with pytest.raises(ChangedOutside, match=r"1 caption changed outside this page: a.txt") as raised:
         dataset.editor.write(dataset.scope, "Edit", both)
     (conflict,) = raised.value.conflicts
     assert (conflict.theirs, conflict.yours) == ("theirs", "mine")

@@ -86,7 +86,7 @@ def test_an_edit_of_a_caption_that_changed_shows_both_texts(page: Page) -> None:
     version = page.captions()["a"]["version"]
     (page.cats / "a.txt").write_text("theirs")
     answer = page.post("captions/write", page.edit("mine", version))
-    assert answer["refused"] == "1 caption was changed outside this page: a.txt; nothing was written"
+    assert answer["refused"] == "1 caption changed outside this page: a.txt; nothing was written"
     assert answer["conflicts"] == [{"path": str(page.cats / "a.png"), "theirs": "theirs", "yours": "mine"}]
     now = answer["captions"][str(page.cats / "a.png")]["version"]
     assert page.post("captions/write", page.edit("mine", now))["done"] == "Edit a.png"
@@ -126,7 +126,7 @@ def test_a_bulk_edit_does_what_its_preview_showed(page: Page) -> None:
     assert (preview["count"], preview["of"]) == (2, 2)
     assert preview["changes"][0] == {"path": str(page.cats / "a.png"), "before": "cat, a", "after": "lion, a"}
     answer = page.post("captions/bulk", {**body, "digest": preview["digest"]})
-    assert answer["done"] == "Replace 'cat' with 'lion' in 2 captions"
+    assert answer["done"] == "Replace 'cat' with 'lion' · 2 captions"
     assert {name: each["text"] for name, each in page.captions().items()} == {
         "a": "lion, a",
         "b": "lion, b",

@@ -158,9 +158,9 @@ def test_a_mask_that_changed_outside_is_not_written_over(page: Page) -> None:
     Image.fromarray(painting(2)).save(page.masks / "a.png")
     theirs = (page.masks / "a.png").read_bytes()
     answer = page.post("masks/write", version=version, mask=sent(painting(3)))
-    assert answer["refused"] == "1 mask was changed outside this page: a.png; nothing was written"
+    assert answer["refused"] == "1 mask changed outside this page: a.png; nothing was written"
     assert (page.masks / "a.png").read_bytes() == theirs
-    with pytest.raises(ValueError, match="1 mask was changed outside this page"):
+    with pytest.raises(ValueError, match="1 mask changed outside this page"):
         page.undo()
     page.post("masks/write", version=answer["version"], mask=sent(painting(3)))
     assert np.array_equal(read_mask(page.masks / "a.png"), painting(3))

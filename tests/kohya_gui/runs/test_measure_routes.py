@@ -34,7 +34,7 @@ def row(**more: Any) -> dict[str, Any]:
 def test_each_variant_has_its_times_and_a_button_with_its_options() -> None:
     shown = table({"rows": [row(), row(variant="eager", options={}, first_warm=None)], "best": "default"})
     assert '<i style="width:100%"></i></span>200 ms' in shown
-    values = {"First step": "31 s, 3.0 s with cache", "Memory": "3.0 GiB", "This run": "12 min (fastest)"}
+    values = {"First step": "31 s · 3.0 s with cache", "Memory": "3.0 GiB", "This run": "12 min (fastest)"}
     assert "".join(f'<td data-label="{label}">{value}</td>' for label, value in values.items()) in shown
     assert "data-load='options:{&quot;compile&quot;: true}'" in shown
     assert "data-load='options:{}'" in shown
@@ -61,12 +61,12 @@ def test_every_variant_can_be_used() -> None:
         (
             [{"kind": "phase", "name": "measuring default", "done": 3, "total": 30}],
             "",
-            "Measuring default, step 3 of 30",
+            "Measuring default · step 3 of 30",
         ),
         (
             [{"kind": "phase", "name": "measuring dynamic", "done": 0, "total": 12, "note": "2 of about 5 graphs"}],
             "",
-            "Measuring dynamic, step 0 of 12 · 2 of about 5 graphs",
+            "Measuring dynamic · step 0 of 12 · 2 of about 5 graphs",
         ),
         ([{"kind": "failed", "error": "no <GPU>"}], "", "no &lt;GPU&gt;"),
         ([{"kind": "stopped"}], "", "Measuring was stopped"),

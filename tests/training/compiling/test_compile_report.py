@@ -191,7 +191,7 @@ def test_a_run_warns_once_of_each_place_where_a_graph_breaks(
     line = broken.__code__.co_firstlineno + 1
     (told,) = [event["text"] for event in made.events_of("warning") if "a graph ends" in event["text"]]
     assert told.startswith(
-        f"compile: a graph ends at test_compile_report.py:{line}, and the code there runs uncompiled."
+        f"compile: a graph ends at test_compile_report.py:{line}, and the code there runs uncompiled"
     )
     assert "print" in told
     assert made.events_of("compile")[-1]["breaks"] > 0
