@@ -107,7 +107,7 @@ class GenerateRoutes:
 
     def _swept_outside(self, settings: Settings) -> list[str]:
         """Return a sentence for each file among the values to compare that the page may not read."""
-        valid = settings.without({name for problem in settings.problems() for name in problem.names})
+        valid = settings.without(settings.problems())
         try:
             cells = cells_of(valid)
         except (ValueError, WrongValue):  # reported with the other problems
@@ -119,7 +119,7 @@ class GenerateRoutes:
         """Return a sentence for each image in prompts, to edit or to begin with, that the page may not read."""
         if self._allowed_paths.allowed is None:
             return []
-        valid = settings.without({name for problem in settings.problems() for name in problem.names})
+        valid = settings.without(settings.problems())
         try:
             named = {each for prompt in prompts_of(valid) for each in prompt.image_files}
         except (ValueError, WrongValue):  # reported with the other problems

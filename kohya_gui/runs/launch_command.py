@@ -86,7 +86,10 @@ def build(
 def _for_slurm(settings: Settings, trained: list[str], run_dir: Path | None) -> LaunchCommand:
     """Return the script's own command, which submits itself, and what the page starts: sbatch."""
     argv = [sys.executable, *trained]
-    started = Start(sbatch_command(settings, trained, RunFolder(run_dir)), {}) if run_dir else Start(argv, {})
+    started = Start(argv, {})
+    if run_dir:
+        command = sbatch_command(settings[SlurmOptions], settings[LaunchOptions], trained, RunFolder(run_dir))
+        started = Start(command, {})
     left_out = [] if "--config_file" in trained else settings.changed().keys() & OF_JOBS
     remarks = [Remark(name, "has no flag, so the command leaves it out; use it from a file") for name in left_out]
     return LaunchCommand(

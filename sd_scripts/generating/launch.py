@@ -22,9 +22,9 @@ from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import reported
 from sd_scripts.settings.generate_settings import problems, read_command_line, training_settings
-from sd_scripts.settings.preflight import Check, found_by
+from sd_scripts.settings.preflight import found_by
 from sd_scripts.settings.quantization import quantization_of
-from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.settings import Check, Settings, reading
 
 if TYPE_CHECKING:
     from sd_scripts.families.common.family import Family
@@ -47,11 +47,7 @@ def main(family_name: str, argv: list[str] | None = None) -> int:
         from sd_scripts.families.common.family import family_of
 
         family = family_of(settings.script.family)
-
-    def of_model(valid: Settings) -> list[str]:
-        return family.check(training_settings(valid))
-
-    checks: tuple[Check, ...] = (of_model, machine, output)
+    checks = checks_for(family)
     if not resident and (found := [*found_by(checks, settings)]):
         return _refuse(found, settings.remarks)
     for remark in settings.remarks:
@@ -63,6 +59,11 @@ def _refuse(problems: Iterable[object], remarks: Iterable[Remark]) -> int:
     notes = (f"Note: {remark}" for remark in remarks)
     print(*dict.fromkeys(map(str, problems)), *notes, sep="\n", file=sys.stderr, flush=True)
     return MISTAKE
+
+
+def checks_for(family: Family) -> tuple[Check, ...]:
+    """Return the checks that need torch: of the model's files, of the machine, and of the folder for the images."""
+    return (lambda valid: family.check(training_settings(valid)), machine, reading(_output, GenerateOptions))
 
 
 def machine(valid: Settings) -> Iterator[str]:
@@ -83,9 +84,9 @@ def machine(valid: Settings) -> Iterator[str]:
     yield from machine_problems(in_training.get(MemoryOptions), quantization_of(in_training), device)
 
 
-def output(valid: Settings) -> Iterator[str]:
+def _output(options: GenerateOptions) -> Iterator[str]:
     """Check, by trying, that images can be written into the folder."""
-    folder = Path(valid[GenerateOptions].image_dir)
+    folder = Path(options.image_dir)
     if why := why_unwritable(folder / "image.png"):
         yield f"image_dir: '{folder}' cannot be written to ({why}); choose another folder"
 

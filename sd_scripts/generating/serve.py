@@ -22,7 +22,7 @@ from sd_scripts.options.generating.generate import GENERATE
 from sd_scripts.runs import process
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.generate_settings import problems, settings_of
-from sd_scripts.settings.preflight import Check
+from sd_scripts.settings.settings import Check
 
 PAUSE = 0.1
 """Seconds between two looks for commands."""

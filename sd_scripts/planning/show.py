@@ -54,7 +54,7 @@ def checked_plan(settings: Settings, wrong_flags: Sequence[Problem] = ()) -> Run
 def require_plannable(settings: Settings, wrong_flags: Sequence[Problem] = ()) -> None:
     """Raise ValueError, one sentence a line, for all that prevents a plan before the images are read."""
     wrong = [*wrong_flags, *settings.problems()]
-    valid = settings.without({name for problem in wrong for name in problem.names})
+    valid = settings.without(wrong)
     fatal = [problem for problem in wrong if _concerns_plan(problem, settings.options)]
     if problems := list(dict.fromkeys(map(str, (*fatal, *preflight.found_by(data_checks.CHECKS, valid))))):
         raise ValueError("\n".join(problems))

@@ -37,9 +37,9 @@ from sd_scripts.settings.checks import model_files as model_checks
 from sd_scripts.settings.command_line import ConfigFileOptions, Parser, add_arguments, read_flags
 from sd_scripts.settings.compat.generate_flags import OtherFlags, alias_of, translate
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.preflight import Check, found_by, reading, why_no_folder
+from sd_scripts.settings.preflight import found_by, why_no_folder
 from sd_scripts.settings.reading import from_values
-from sd_scripts.settings.settings import Groups, Problem, Script, Settings
+from sd_scripts.settings.settings import Check, Groups, Problem, Script, Settings, reading
 from sd_scripts.settings.sweeps import cells_of
 
 DEFAULTS = {"compile_mode": "max-autotune-no-cudagraphs"}
@@ -298,8 +298,7 @@ def problems(settings: Settings, *more: Check) -> list[Problem]:
     """Return every reason not to generate, each once, including the findings of the checks `more`."""
     found = settings.problems()
     for checks in (CHECKS, more):
-        valid = settings.without({name for problem in found for name in problem.names})
-        found += found_by(checks, valid)
+        found += found_by(checks, settings.without(found))
     return list(dict.fromkeys(found))
 
 
@@ -347,5 +346,5 @@ CHECKS: tuple[Check, ...] = (
     prompts,
     prompt_images,
     adapters,
-    reading(GenerateOptions, image_dir),
+    reading(image_dir, GenerateOptions),
 )

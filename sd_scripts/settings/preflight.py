@@ -7,7 +7,7 @@ are reported by the code that opens the file.
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sd_scripts.families.cards.registry import card_of
@@ -22,37 +22,26 @@ from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.optimization.optimizer import remarks as optimizer_remarks
 from sd_scripts.options.optimization.optimizer_table import known_optimizer
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.spec import Group, WrongValue
+from sd_scripts.options.spec import WrongValue
 from sd_scripts.options.training import LATEST, ResumeOptions
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 from sd_scripts.settings import network_choice
 from sd_scripts.settings.checks import data_files as data_checks
 from sd_scripts.settings.checks import model_files as model_checks
-from sd_scripts.settings.settings import Problem, Settings
-
-Check = Callable[[Settings], Iterable[str]]
-"""Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
-
-
-def reading(group: type[Group], check: Callable[[Group], Iterable[str]]) -> Check:
-    """Return a check of settings that calls `check` with one of their groups."""
-    return lambda valid: check(valid[group])
+from sd_scripts.settings.settings import Check, Problem, Settings, reading
 
 
 def problems(settings: Settings) -> list[Problem]:
     """Return every reason not to start, each once: first of the values, then of the files and folders they name."""
     found = settings.problems()
-    valid = settings.without({name for problem in found for name in problem.names})
-    return list(dict.fromkeys((*found, *found_by(CHECKS, valid))))
+    return list(dict.fromkeys((*found, *found_by(CHECKS, settings.without(found)))))
 
 
 def remarks(settings: Settings) -> list[str]:
     """Return all remarks on a start that do not prevent it, each sentence once: of the values, then of
     the files that they name."""
-    found = [str(remark) for remark in settings.remarks]
-    valid = settings.without({name for problem in settings.problems() for name in problem.names})
-    found += (str(remark) for remark in found_by(REMARKS, valid))
-    return list(dict.fromkeys(found))
+    of_files = found_by(REMARKS, settings.without(settings.problems()))
+    return list(dict.fromkeys(map(str, (*settings.remarks, *of_files))))
 
 
 def notes(remarks: Iterable[str]) -> list[str]:
@@ -210,13 +199,13 @@ CHECKS: tuple[Check, ...] = (
     network_choice.problems,
     *model_checks.CHECKS,
     *data_checks.CHECKS,
-    reading(OptimizerOptions, optimizer_package),
+    reading(optimizer_package, OptimizerOptions),
     sample_prompts,
-    reading(ResumeOptions, resume),
-    reading(MetadataOptions, metadata_thumbnail),
-    reading(SavingOptions, output_dir),
-    reading(SavingOptions, outputs),
-    reading(LoggingOptions, console_log_file),
-    reading(LoggingOptions, trackers),
+    reading(resume, ResumeOptions),
+    reading(metadata_thumbnail, MetadataOptions),
+    reading(output_dir, SavingOptions),
+    reading(outputs, SavingOptions),
+    reading(console_log_file, LoggingOptions),
+    reading(trackers, LoggingOptions),
     slurm,
 )

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,8 +112,9 @@ class Settings:
         changed._located = {group: changed._locate(filled) for group, filled in changed.filled.items()}
         return changed
 
-    def without(self, wrong: Collection[str]) -> "Settings":
-        """Return a copy in whose groups reading a value named in `wrong` raises WrongValue, which ends a check."""
+    def without(self, problems: Iterable[Problem]) -> "Settings":
+        """Return a copy in whose groups reading a value named in a problem raises WrongValue, which ends a check."""
+        wrong = {name for problem in problems for name in problem.names}
         checked = copy.copy(self)
         checked._located = {group: without(filled, wrong) for group, filled in self._located.items()}
         return checked
@@ -168,3 +169,12 @@ class Settings:
     def _wrong(self) -> dict[str, str]:
         alone = ((name, self.options[name].problem(value)) for name, value in self.values().items())
         return {name: shortened(why) for name, why in alone if why}
+
+
+Check = Callable[[Settings], Iterable[str]]
+"""Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
+
+
+def reading(check: Callable[..., Iterable[str]], *groups: type[OptionGroup]) -> Check:
+    """Return a check of settings that calls `check` with these groups."""
+    return lambda valid: check(*(valid[group] for group in groups))

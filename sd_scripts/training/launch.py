@@ -35,7 +35,7 @@ from sd_scripts.settings import command_line, preflight
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.launching import slurm
 from sd_scripts.settings.quantization import quantization_of
-from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.settings import Settings, reading
 from sd_scripts.training.process import head_start, parent_watchdog
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
         return show_plan(settings, wrong_flags, as_json=plan_format == "json")
     # before torch is imported, which takes seconds
     wrong = [*wrong_flags, *preflight.problems(settings)]
-    if wrong := wrong or [*preflight.found_by([preflight.reading(SavingOptions, _unwritable_output)], settings)]:
+    if wrong := wrong or [*preflight.found_by([reading(_unwritable_output, SavingOptions)], settings)]:
         return _refuse(settings, wrong)
     if settings[SlurmOptions].where == "slurm":
         return _submit(settings)
@@ -99,7 +99,7 @@ def _submit(settings: Settings) -> int:
     print(f"Submitted Slurm job {job.id}. Its output: {job.folder.console}")
     print(f"`scancel {job.id}` ends it and saves its state", flush=True)
     try:
-        slurm.add_to_list(job, settings)
+        slurm.add_to_list(job, settings[SavingOptions].output_name or "", settings.script.family)
     except ValueError as error:
         print(f"The run is not in the tab Runs: {error}", file=sys.stderr)
     return 0

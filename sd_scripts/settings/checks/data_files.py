@@ -28,7 +28,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
 )
 from sd_scripts.settings import dataset_schema as schema
-from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.settings import Settings, reading
 
 IMAGES = "images (png, jpg, webp, bmp)"
 CLIPS = " or videos (mp4, mov, webm, mkv)"
@@ -46,7 +46,7 @@ def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> 
         yield f"{option}: {found.problem}"
         return
     try:
-        clips = _reads_clips(valid)
+        clips = card_of(valid.script.family).clips is not None
         empty = found.folders and not any(_has_images(folder.path, clips=clips) for folder in found.folders)
     except OSError as error:
         yield f"{option}: {error.filename!r} cannot be read: {error.strerror}"
@@ -57,10 +57,6 @@ def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> 
         yield f"{option}: no {kinds} in {names}; add some or choose another folder"
 
 
-def _reads_clips(valid: Settings) -> bool:
-    return card_of(valid.script.family).clips is not None
-
-
 def _has_images(folder: Path, *, clips: bool) -> bool:
     """Return whether a folder has images, or with `clips` video files or folders of frames."""
     if any(map(is_readable, each_image(folder))):
@@ -68,8 +64,7 @@ def _has_images(folder: Path, *, clips: bool) -> bool:
     return clips and bool(find_clips(folder) or find_frame_folders(folder))
 
 
-def metadata(valid: Settings) -> Iterator[str]:
-    options = valid[DatasetOptions]
+def metadata(options: DatasetOptions) -> Iterator[str]:
     if not options.in_json or options.dataset_config:
         return
     if options.train_data_dir and not Path(options.train_data_dir).is_dir():
@@ -78,10 +73,9 @@ def metadata(valid: Settings) -> Iterator[str]:
         yield f"in_json: '{options.in_json}' lists no images"
 
 
-def masks(valid: Settings) -> Iterator[str]:
-    options = valid[DatasetOptions]
+def masks(options: DatasetOptions, augmenting: AugmentOptions) -> Iterator[str]:
     folder = options.conditioning_data_dir
-    used = valid[AugmentOptions].masked_loss and not options.dataset_config
+    used = augmenting.masked_loss and not options.dataset_config
     if folder and used and not Path(folder).is_dir():
         yield f"conditioning_data_dir: folder not found: {folder!r}"
 
@@ -135,17 +129,17 @@ def dataset_config(valid: Settings) -> Iterator[str]:
     wrong = (
         f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}"
         for path, subset in _different(config)
-        for key, why in _subset(subset, clips=_reads_clips(valid))
+        for key, why in _subset(subset, clips=card_of(valid.script.family).clips is not None)
     )
     yield from first(wrong, "dataset_config: more files and folders have problems, which are not listed")
 
 
-def varying_data_with_cache(valid: Settings) -> Iterator[str]:
-    if not (file := valid[DatasetOptions].dataset_config):
+def varying_data_with_cache(options: DatasetOptions, cache: CacheOptions) -> Iterator[str]:
+    if not (file := options.dataset_config):
         return
     config = schema.read_config(Path(file))
     lines = schema.read_lines(Path(file))
-    for key, what in _varying(valid[CacheOptions]):
+    for key, what in _varying(cache):
         for path, value in schema.effective(config, key).items():
             if value:
                 yield f"dataset_config: {schema.located(path, lines)} changes {what}; turn it off or disable the cache"
@@ -204,9 +198,9 @@ def _subset(subset: schema.Config, *, clips: bool) -> Iterator[tuple[str, str]]:
 CHECKS = (
     partial(_images, "train_data_dir", image_folders),
     partial(_images, "reg_data_dir", regularisation_folders),
-    metadata,
-    masks,
+    reading(metadata, DatasetOptions),
+    reading(masks, DatasetOptions, AugmentOptions),
     controls,
     dataset_config,
-    varying_data_with_cache,
+    reading(varying_data_with_cache, DatasetOptions, CacheOptions),
 )

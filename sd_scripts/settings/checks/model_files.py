@@ -125,14 +125,14 @@ def sample_model(valid: Settings) -> Iterator[str]:
 
 def network_files(valid: Settings) -> Iterator[str]:
     """Check the LoRA files to continue from or to merge into the base model."""
-    for option, file, ours in _network_files(valid):
+    for option, file, ours in _network_files(valid.get(NetworkOptions)):
         if why := why_no_lora(Path(file), valid.script.family, ours=ours):
             yield f"{option}: {why}"
 
 
-def _network_files(valid: Settings) -> Iterator[tuple[str, str, bool]]:
+def _network_files(options: NetworkOptions | None) -> Iterator[tuple[str, str, bool]]:
     """Yield each LoRA file with its option, and whether it is read here, not by an external network."""
-    if options := valid.get(NetworkOptions):
+    if options:
         if options.network_weights:
             yield "network_weights", options.network_weights, is_built_in_network(options)
         yield from (("base_weights", file, True) for file in options.base_weights)
@@ -156,20 +156,20 @@ def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
 def network_remarks(valid: Settings) -> Iterator[str]:
     """Report tensors that belong to no layer in the LoRA files, and layers that the model lacks, as far as headers show
     them."""
-    for option, file, ours in _network_files(valid):
+    for option, file, ours in _network_files(valid.get(NetworkOptions)):
         if ours and Path(file).suffix in SAFETENSORS and not why_no_lora(Path(file), valid.script.family):
             keys = group_keys(read_header(Path(file)).shapes)
             yield from left_out(option, file, keys.others)
             layers = [layer for layer in keys.layers if layer.startswith(DENOISER_LAYER)]
-            lacking = sorted({*layers} - _denoiser_layers(valid))
+            lacking = sorted({*layers} - _denoiser_layers(valid[ModelOptions], valid.script.family))
             if lacking and len(lacking) < len(layers):  # else the two are named by different programs
                 yield not_in_model(option, file, lacking)
 
 
-def _denoiser_layers(valid: Settings) -> set[str]:
+def _denoiser_layers(model: ModelOptions, family: str) -> set[str]:
     """Return the names of the denoiser's layers in sd-scripts' LoRA files; empty if unknown."""
-    where = Path(valid[ModelOptions].pretrained_model_name_or_path or "")
-    denoiser = card_of(valid.script.family).files.denoiser
+    where = Path(model.pretrained_model_name_or_path or "")
+    denoiser = card_of(family).files.denoiser
     if denoiser is None or where.suffix not in SAFETENSORS or not where.is_file():
         return set()
     try:

@@ -21,12 +21,11 @@ NODE = "sd_scripts.settings.launching.slurm_node"
 """Starts the script on each node."""
 
 
-def sbatch_command(settings: Settings, script: Sequence[str], folder: RunFolder) -> list[str]:
+def sbatch_command(slurm: SlurmOptions, launch: LaunchOptions, script: Sequence[str], folder: RunFolder) -> list[str]:
     """Return the command that submits a script with its flags, whose settings are in the run folder.
 
     Raises ValueError, which begins with an option's name, for settings that a job cannot have.
     """
-    slurm, launch = settings[SlurmOptions], settings[LaunchOptions]
     template = Path(slurm.slurm_template) if slurm.slurm_template else TEMPLATE
     try:
         requests = template.read_text(encoding="utf-8", errors="replace")
@@ -66,7 +65,8 @@ def submit(settings: Settings) -> job.SlurmJob:
     write_toml(folder.config, settings.saved())
     script = [str(script_path(settings.script)), "--config_file", str(folder.config), "--run_dir", str(folder.path)]
     try:
-        return job.submit(sbatch_command(settings, script, folder), folder)
+        command = sbatch_command(settings[SlurmOptions], settings[LaunchOptions], script, folder)
+        return job.submit(command, folder)
     except ValueError:
         folder.config.unlink()
         if not chosen:
@@ -74,12 +74,11 @@ def submit(settings: Settings) -> job.SlurmJob:
         raise
 
 
-def add_to_list(run: job.SlurmJob, settings: Settings) -> None:
+def add_to_list(run: job.SlurmJob, name: str, family: str) -> None:
     """Add a submitted run to the list that the page shows. Raises ValueError if the list cannot be written."""
-    name = settings[SavingOptions].output_name or ""
     store = RunStore()
     try:
-        row = store.add(run.folder, name=name, family=settings.script.family, gpus=SLURM, state="starting")
+        row = store.add(run.folder, name=name, family=family, gpus=SLURM, state="starting")
         store.update(row.id, started=time.time(), process=run.key)
     finally:
         store.close()

@@ -18,7 +18,7 @@ from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.clips.mp4 import MP4
 from sd_scripts.formats.disk import saving
 from sd_scripts.generating.held_out import HeldOutLoss
-from sd_scripts.generating.launch import machine, output
+from sd_scripts.generating.launch import checks_for
 from sd_scripts.generating.work import Worker, parameters, write_media
 from sd_scripts.options.dataset import DatasetOptions, ValidationOptions
 from sd_scripts.options.generating.compare_checkpoints import (
@@ -33,7 +33,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.runs.comparison import GRID, GRID_CLIP, RESULT, Checkpoint, Rule, best, read_comparison
 from sd_scripts.runs.outputs import fingerprint
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.generate_settings import problems, prompts_of, training_settings
+from sd_scripts.settings.generate_settings import problems, prompts_of
 from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.comparison.grid_image import write_grid, write_grid_clip
 from sd_scripts.tools.comparison.source import Source, read_source, rows_of
@@ -115,7 +115,7 @@ class Comparison:
         checked = self._source.checkpoints[:1] if self._source.has_adapters else self._source.checkpoints
         for checkpoint in checked:
             settings = self._settings(checkpoint, AT_FULL_STRENGTH)
-            if found := problems(settings, self._of_model, machine, output):
+            if found := problems(settings, *checks_for(self._family)):
                 raise ValueError("\n".join(map(str, found)))
             self._rows = rows_of(prompts_of(settings), matrix.seeds) if self._images else []
         count = len(self._source.checkpoints) * len(self._strengths) * len(self._rows)
@@ -124,9 +124,6 @@ class Comparison:
                 f"checkpoints, strengths, prompt, seeds: give {count:,} images in all, more than {MOST_IMAGES:,}; "
                 "choose fewer"
             )
-
-    def _of_model(self, valid: Settings) -> list[str]:
-        return self._family.check(training_settings(valid))
 
     def _open_held_out(self) -> HeldOutLoss | None:
         """Return the held-out images; None if there are none, or no loss is wanted."""

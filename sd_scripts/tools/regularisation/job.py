@@ -14,13 +14,12 @@ from sd_scripts.families.common.family import family_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.words import counted
-from sd_scripts.generating.launch import machine, output
+from sd_scripts.generating.launch import checks_for
 from sd_scripts.generating.work import Worker, parameters, write_media
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
-from sd_scripts.settings.generate_settings import problems, training_settings
-from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.generate_settings import problems
 from sd_scripts.tools.regularisation.request import Request
 from sd_scripts.training.saving.recovery import remove_leftovers
 
@@ -45,11 +44,7 @@ def generate(request: Request, reporter: Reporter) -> None:
         return
     first = request.settings(tasks[0].of, tasks[0].extent)
     family = family_of(request.family)
-
-    def of_model(valid: Settings) -> list[str]:
-        return family.check(training_settings(valid))
-
-    if wrong := problems(first, of_model, machine, output):
+    if wrong := problems(first, *checks_for(family)):
         raise ValueError("\n".join(_named(str(problem)) for problem in wrong))
     together = request.sampling.batch_size if card_of(request.family).has("batches") else 1
     for each in request.classes:

@@ -10,7 +10,7 @@ from accelerate.commands.launch import launch_command_parser
 
 from kohya_gui.runs.launch_command import build
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.launch import SlurmOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.store import SLURM, RunStore
 from sd_scripts.settings import preflight
@@ -31,7 +31,8 @@ def settings(**values: Any) -> Settings:
 
 
 def requests(folder: Path = Path("/runs/cat"), **values: Any) -> list[str]:
-    command = slurm.sbatch_command(settings(**values), ["train.py"], RunFolder(folder))
+    chosen = settings(**values)
+    command = slurm.sbatch_command(chosen[SlurmOptions], chosen[LaunchOptions], ["train.py"], RunFolder(folder))
     script = next(at for at, word in enumerate(command) if word.endswith(".sh"))
     assert command[:2] == ["sbatch", "--parsable"]
     assert command[script + 1 :] == [sys.executable, "-m", slurm_node.__name__, "train.py"]
@@ -123,7 +124,7 @@ def test_a_run_submitted_from_the_command_line_is_in_the_list_of_the_page(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     chosen = settings(output_dir=str(tmp_path / "out"), output_name="cat", seed=3)
     submitted = slurm.submit(chosen)
-    slurm.add_to_list(submitted, chosen)
+    slurm.add_to_list(submitted, "cat", "sdxl")
     (row,) = RunStore().living()
     assert (row.name, row.gpus, row.process, row.folder) == ("cat", SLURM, "slurm 12", submitted.folder.path)
     assert read_toml(submitted.folder.config) == chosen.saved()
