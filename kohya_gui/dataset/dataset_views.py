@@ -109,7 +109,7 @@ class DatasetViews:
         more = {
             "measures": found,
             "waiting": len(view.waiting),
-            "train": to_train(body, settings, answer),
+            "train": to_train(body, settings.values(), answer),
             "finds_faces": bool(model),
         }
         return {**answer, "images": images, "view": view.id, **more}
@@ -281,19 +281,18 @@ def folder_beside(train_data_dir: str) -> str:
     return str(folder.with_name(f"regularisation_{folder.name}")) if folder.name else ""
 
 
-def to_train(body: Mapping[str, Any], opened: Settings, answer: Mapping[str, Any]) -> dict[str, Any]:
+def to_train(body: Mapping[str, Any], opened: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with which the form trains on the dataset that is shown, as far as it has others; on its masks
-    too, if each image has one."""
-    shown = {**opened.values(), "num_repeats": answer["num_repeats"], **_masked(opened, answer)}
+    too, if each image has one. `opened`: values of the settings of the dataset."""
+    shown = {**opened, "num_repeats": answer["num_repeats"], **_masked(opened, answer)}
     form = settings_of(body).values()
     names = (*SOURCES, "num_repeats", "conditioning_data_dir", "masked_loss")
     return {name: shown[name] for name in names if shown[name] != form[name]}
 
 
-def _masked(opened: Settings, answer: Mapping[str, Any]) -> dict[str, Any]:
+def _masked(values: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that train on the masks of a folder, if each of its images has one in the usual place; without
     any masks, that masked_loss is off: it may be left over from other images."""
-    values = opened.values()
     trained = [image for image in answer["images"] if image["role"] in ("trained", "validation")]
     folders = {os.path.dirname(image["path"]) for image in trained}  # much faster than the parents of 10,000 paths
     roots = {usual_root(Path(folder)) for folder in folders}

@@ -21,9 +21,10 @@ from kohya_gui.tabs import TABS
 from kohya_gui.train.fits import Fits
 from kohya_gui.train.length import LENGTHS, Images, images_in, settings_for
 from kohya_gui.train.starting_point import deviations, presets_of, starting_point
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of, component_options
 from sd_scripts.settings import preflight
-from sd_scripts.settings.settings import Problem, Settings
+from sd_scripts.settings.settings import Problem
 
 DATA = ("train_data_dir", "dataset_config", "in_json")
 """Options that name the images."""
@@ -54,10 +55,11 @@ def described(body: Mapping[str, Any], allowed_paths: AllowedPaths, links: Field
     starting. Raises ValueError for a body that is not a form."""
     settings = settings_of(body)
     tab, family = str(body["tab"]), settings.script.family
+    values, card = settings.values(), card_of(family)
     preset = starting_point(settings, tab, str(body.get("preset") or ""))
     outside = allowed_paths.problems_of(settings)
-    images = None if outside else _images(settings)
-    model = str(settings.values()[BASE_MODEL] or "")
+    images = None if outside else _images(values, card)
+    model = str(values[BASE_MODEL] or "")
     problems = [Problem(*_split(each)) for each in outside] or preflight.problems(settings)
     return {
         "preset": preset.name if preset else "",
@@ -72,11 +74,11 @@ def described(body: Mapping[str, Any], allowed_paths: AllowedPaths, links: Field
                 "optional": each.optional,
                 "beside": str(recognise.part_beside(model, each.option, family, allowed_paths.holds) or ""),
             }
-            for each in card_of(family).files.separate_components
+            for each in card.files.separate_components
         ],
         "controls": "control_directory" in settings.options,
         "methods": [name for name, each in TABS.items() if family in families_of(each.method)],
-        "problems": _by_card(problems, settings, links),
+        "problems": _by_card(problems, values, links),
         "carried": KEPT_BY_PRESETS,
     }
 
@@ -86,21 +88,20 @@ def _split(sentence: str) -> tuple[tuple[str, ...], str]:
     return (name,), text
 
 
-def _images(settings: Settings) -> Images | None:
-    values = settings.values()
+def _images(values: Mapping[str, Any], card: FamilyCard) -> Images | None:
     folder = values["train_data_dir"]
     if not isinstance(folder, str) or values["dataset_config"] or values.get("in_json"):
         return None  # a file decides how often images are trained
     try:
-        clips = card_of(settings.script.family).clips is not None
-        return images_in(Path(os.path.expanduser(folder.strip())), clips=clips)
+        return images_in(Path(os.path.expanduser(folder.strip())), clips=card.clips is not None)
     except (OSError, ValueError):  # the checks report it
         return None
 
 
-def _by_card(problems: Sequence[Problem], settings: Settings, links: FieldLinks) -> dict[str, list[dict[str, Any]]]:
+def _by_card(
+    problems: Sequence[Problem], values: Mapping[str, Any], links: FieldLinks
+) -> dict[str, list[dict[str, Any]]]:
     """Return the problems of each card: the first option and the sentence; `unset` if that option has no value yet."""
-    values = settings.values()
     found: dict[str, list[dict[str, Any]]] = {"images": [], "model": [], "how": []}
     for problem in problems:
         name = problem.names[0] if problem.names else ""

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.data.plan.buckets import Extent
-from sd_scripts.data.plan.dataset import DataPlan, plan_data
-from sd_scripts.families.cards.registry import card_of
+from sd_scripts.dataset_view.view import plan_of
 from sd_scripts.formats.images.folder_names import as_folder_name
 from sd_scripts.formats.images.image_folders import find_media
 from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
 from sd_scripts.options.generating.prompt_lines import line_keys
-from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.show import require_plannable
 from sd_scripts.settings.settings import Settings
 
 NAME = re.compile(r"([0-9]{5,6})_[0-9]+\.[a-z0-9]+")
@@ -70,7 +67,10 @@ def classes_of(settings: Settings, prompts: Sequence[str] = (), images: int | No
     `images` replaces their number. Raises ValueError, one sentence, if there is no plan, or if the names of the folders
     contain no class.
     """
-    plan = _plan(settings)
+    # the folder to fill need not be there, and what is in it does not count
+    plan = plan_of(settings.replaced({"reg_data_dir": None, "cache_info": False}), lambda _: None)
+    if not plan.items:
+        raise ValueError("train_data_dir: has no image to train on; add images first")
     seen: dict[str, Counter[Extent]] = {}
     for item in plan.items:
         if not item.subset.is_reg:
@@ -86,17 +86,6 @@ def classes_of(settings: Settings, prompts: Sequence[str] = (), images: int | No
     counts = shares(needed, images or sum(needed))
     pairs = zip(seen.items(), counts, strict=True)
     return [ImageClass(line=name, images=n, extents=extents) for (name, extents), n in pairs]
-
-
-def _plan(settings: Settings) -> DataPlan:
-    # the folder to fill need not be there, and what is in it does not count
-    settings = settings.replaced({"reg_data_dir": None, "cache_info": False})
-    require_plannable(settings)
-    seed = settings[TrainingOptions].seed or 0
-    plan = plan_data(settings, card_of(settings.script.family), seed=seed, warn=lambda _: None)
-    if not plan.items:
-        raise ValueError("train_data_dir: has no image to train on; add images first")
-    return plan
 
 
 def class_of(tokens: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sd_scripts.data.plan.blueprint import Blueprint, Subset, read_blueprint
 from sd_scripts.data.plan.buckets import BucketFit, Extent, Size
+from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_images
 from sd_scripts.data.plan.epochs import ShortBatches, batch_shapes
 from sd_scripts.data.plan.items import Item
@@ -27,6 +28,7 @@ from sd_scripts.dataset_view.folder_files import (
     folders_below,
     why_left_out,
 )
+from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.mask_files import find_masks, usual_root
 from sd_scripts.machine import garbage_collection
@@ -110,7 +112,9 @@ def view_of(settings: Settings) -> dict[str, Any]:
     images, folders = shown_images(view)
     return {
         "images": [vars(image) for image in images],
-        "sum": sum_of(view.plan, view.settings) if view.plan else None,
+        "sum": sum_of(view.plan, train_plan_of(view.plan, view.settings), processes_of(view.settings))
+        if view.plan
+        else None,
         "buckets": buckets_of(view.plan, short_batches=view.settings[DatasetOptions].short_batches)
         if view.plan
         else [],
@@ -132,23 +136,23 @@ def plan_view(settings: Settings) -> View:
         view.settings = view.settings.replaced({"resolution": USUAL_RESOLUTION})
         view.warnings.append(f"resolution: not set; buckets are shown for {USUAL_RESOLUTION}")
     try:
-        view.plan = _plan(view.settings, view.warnings)
+        view.plan = plan_of(view.settings, view.warnings.append)
     except (ValueError, OSError) as error:
         view.refused = str(error).splitlines()
         if data.train_data_dir and not data.num_repeats and not data.in_json and not data.dataset_config:
             flat = view.settings.replaced({"num_repeats": 1})
             try:
-                view.plan = _plan(flat, view.warnings)
+                view.plan = plan_of(flat, view.warnings.append)
                 view.settings = flat
             except (ValueError, OSError):
                 pass  # the first reason is the one to read
     return view
 
 
-def _plan(settings: Settings, warnings: list[str]) -> DataPlan:
+def plan_of(settings: Settings, warn: Warn) -> DataPlan:
+    """Return the data of a run. Raises ValueError, one sentence a line, if it cannot be planned."""
     require_plannable(settings)
-    card = card_of(settings.script.family)
-    return plan_data(settings, card, seed=settings[TrainingOptions].seed or 0, warn=warnings.append)
+    return plan_data(settings, card_of(settings.script.family), seed=settings[TrainingOptions].seed or 0, warn=warn)
 
 
 def shown_images(view: View) -> tuple[list[ShownImage], list[Path]]:
@@ -167,7 +171,7 @@ def shown_images(view: View) -> tuple[list[ShownImage], list[Path]]:
         images += [_planned(item, "validation", listings, crops) for item in view.plan.validation.items]
     taken = {image.path for image in images}
     left = [path for folder in places for path in files_of(folder, besides=taken)]
-    fits = _fits(left, blueprint, view.settings) if not view.plan else {}
+    fits = _fits(left, blueprint, card_of(view.settings.script.family)) if not view.plan else {}
     why = "; ".join(view.refused[:1]) if not view.plan else ""
     images += [_left_out(path, why, fits.get(path), listings.next_to(path)) for path in left]
     return with_masks(images, mask_files(images, subsets, view)), places
@@ -229,11 +233,10 @@ def _frames(settings: Settings) -> list[list[Size]]:
         return []  # the reason is among the refusals
 
 
-def _fits(paths: Sequence[Path], blueprint: Blueprint | None, settings: Settings) -> dict[Path, Item]:
+def _fits(paths: Sequence[Path], blueprint: Blueprint | None, card: FamilyCard) -> dict[Path, Item]:
     """Return images as they would be planned on their own, without captions, masks and control images."""
     if not blueprint or not blueprint.datasets:
         return {}
-    card = card_of(settings.script.family)
     try:
         plan = plan_images(paths, blueprint.datasets[0].buckets, Augmentation(), card, warn=lambda _: None)
     except ValueError:
@@ -317,13 +320,12 @@ def _left_out(path: Path, why: str, item: Item | None, files: FolderFiles) -> Sh
     )
 
 
-def sum_of(plan: DataPlan, settings: Settings) -> dict[str, Any]:
+def sum_of(plan: DataPlan, train: TrainPlan, processes: int) -> dict[str, Any]:
     """Return the steps of the run as the sum that makes them: images, repeats, batches, epochs."""
     concepts: dict[tuple[str, int, bool], int] = {}
     for item in plan.items:
         key = (item.subset.name, item.repeats, item.subset.is_reg)
         concepts[key] = concepts.get(key, 0) + 1
-    train = train_plan_of(plan, settings)
     has_steps = train.batches_per_epoch > 0
     return {
         "concepts": [
@@ -334,7 +336,7 @@ def sum_of(plan: DataPlan, settings: Settings) -> dict[str, Any]:
         "per_epoch": sum(item.repeats for item in plan.items),
         "batch_sizes": sorted({dataset.batch_size for dataset in plan.blueprint.datasets}),
         "batches": train.batches_per_epoch,
-        "processes": processes_of(settings),
+        "processes": processes,
         "accumulation": train.accumulation,
         "steps_per_epoch": train.steps_per_epoch,
         "epochs": train.epochs if has_steps else 0,

@@ -1,17 +1,15 @@
 """The choice of compile_auto: whether to compile and in which mode, by the run's known speed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sd_scripts.data.plan.epochs import BatchShape
 from sd_scripts.formats.words import duration
-from sd_scripts.machine.measurements import Measurement
-from sd_scripts.machine.nvidia import CPU, Gpu
+from sd_scripts.machine.nvidia import CPU
 from sd_scripts.options.compile import WITHOUT_CUDA_GRAPHS, CompileOptions
 from sd_scripts.planning.speeds import MEASURED_ON, Estimate, Speeds
 from sd_scripts.settings.recording import keeps_from_recording
-from sd_scripts.settings.settings import Settings
 
 EAGER = "no compiling"
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
@@ -40,11 +38,8 @@ class CompileChoice:
         return f"{self.name} ({self.reason})"
 
 
-def choose_compile(
-    settings: Settings, shapes: Mapping[BatchShape, float], *, steps: int, gpu: Gpu, known: Iterable[Measurement]
-) -> CompileChoice:
+def choose_compile(speeds: Speeds, shapes: Mapping[BatchShape, float], steps: int) -> CompileChoice:
     """Return the choice for a run with compile_auto: what takes the least time in all, compiling included."""
-    speeds = Speeds(settings=settings, gpu=gpu, known=list(known))
     here = _totals(speeds, shapes, steps)
     if here:
         name = _fastest(here)
@@ -54,7 +49,7 @@ def choose_compile(
         if remembered:
             reason = f"measured on this machine: {_rounded(here[name])} in all; {others}"
         return CompileChoice(name=name, reason=reason)
-    if gpu.name == CPU:
+    if speeds.gpu.name == CPU:
         return CompileChoice(name=EAGER, reason="rule of thumb: without a GPU, compiling seldom pays")
     if elsewhere := _totals(replace(speeds, anywhere=True), shapes, steps):
         reason = f"rule of thumb: fastest for {steps:,} steps on one {MEASURED_ON}"

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -150,7 +151,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     speeds = Speeds(settings=settings, gpu=gpu, known=[*(remembered() if known is None else known)])
     choice = None
     if settings[CompileOptions].compile and settings[CompileOptions].compile_auto:
-        choice = choose_compile(settings, shapes, steps=train_plan.max_steps, gpu=gpu, known=speeds.known)
+        choice = choose_compile(speeds, shapes, train_plan.max_steps)
         settings = settings.replaced(choice.changes)
         speeds = dataclasses.replace(speeds, settings=settings)
     filled = shapes_of(settings, card, data, "fill")
@@ -162,15 +163,13 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     repeats = settings[DatasetOptions].num_repeats
     advice = length_advice(options.max_train_epochs, repeats, train_plan.max_steps, images_seen)
 
-    def needs(changed: Settings) -> MemoryPlan | None:
-        return plan_memory(
-            changed,
-            shapes,
-            captions=images,
-            model_values=model_size(settings[ModelOptions]),
-            gpu_bytes=gpu.bytes,
-        )
-
+    needs = partial(
+        plan_memory,
+        shapes=shapes,
+        captions=images,
+        model_values=model_size(settings[ModelOptions]),
+        gpu_bytes=gpu.bytes,
+    )
     memory = needs(settings)
     return RunPlan(
         family=card.title,

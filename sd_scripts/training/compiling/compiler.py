@@ -25,6 +25,7 @@ from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes, expected_graphs
+from sd_scripts.planning.speeds import Speeds
 from sd_scripts.settings.recording import uses_cuda_graphs
 from sd_scripts.training.compiling.compile_progress import COMPILING
 from sd_scripts.training.compiling.compiler_log import CompilerLog
@@ -91,13 +92,8 @@ def choose_automatically(context: Context, shapes: Mapping[BatchShape, float], *
         return False
     choice = None
     if context.is_main:
-        choice = choose_compile(
-            settings,
-            shapes,
-            steps=steps,
-            gpu=first_gpu() if context.device.type == "cuda" else Gpu(CPU),
-            known=remembered(),
-        )
+        gpu = first_gpu() if context.device.type == "cuda" else Gpu(CPU)
+        choice = choose_compile(Speeds(settings=settings, gpu=gpu, known=remembered()), shapes, steps)
     choice = context.agreed(choice)
     context.settings = settings.replaced(choice.changes)
     logger.info("compile_auto: %s", choice)
