@@ -4,16 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_loss
-from sd_scripts.settings.settings import Settings
-
-
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32."""
-    model = inputs.model
-    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text)
-    return flow_loss(velocity, model, settings)
+from sd_scripts.families.common.objective import velocity_loss
 
 
 def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: Mapping[str, Tensor] | Tensor) -> Tensor:
@@ -23,3 +14,6 @@ def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: Mapp
     """
     velocity: Tensor = transformer(noisy, timesteps, text)
     return velocity.float()
+
+
+loss = velocity_loss(predict)

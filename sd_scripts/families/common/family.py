@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.family_card import FamilyCard
@@ -20,7 +19,9 @@ from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.components import Components as Components
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
-from sd_scripts.families.common.objective import Draw, HighNoise, flow_validation_timesteps
+from sd_scripts.families.common.objective import Draw, HighNoise, Loss, flow_validation_timesteps
+from sd_scripts.families.common.objective import StepInputs as StepInputs
+from sd_scripts.families.common.objective import Tokens as Tokens
 from sd_scripts.families.common.opening import load_tokenizers, open_sample_model, open_sources
 from sd_scripts.families.common.placing import BlockLists, Placement, blocks_to_swap, checkpoint_gradients
 from sd_scripts.families.common.problems import Expected, network_problems, width_problems
@@ -47,27 +48,6 @@ if TYPE_CHECKING:
     from sd_scripts.data.batch import Batch
     from sd_scripts.data.caches.caching import LatentLayout
     from sd_scripts.data.plan.dataset import Item
-
-
-Tokens = dict[int, dict[str, Tensor]]
-"""Tensors by name, batch first, by the index of the text encoder that reads them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepInputs:
-    """Everything that a micro-step reads, made outside it: a pytree of tensors of static shape, on the device."""
-
-    model: dict[str, Tensor]
-    """The family's step_inputs, such as noisy latents, target and timesteps."""
-    text: dict[str, Tensor]
-    """Outputs of the text encoders, as TextEncoding.encode returns them."""
-    tokens: Tokens = field(default_factory=dict)
-    """Tokens for the trained text encoders, which the micro-step encodes."""
-    controls: tuple[Tensor, ...] = ()
-    """Latents of the control images, in order: each (B, C, h, w)."""
-
-
-pytree.register_dataclass(StepInputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +253,7 @@ class Family:
     """How step_inputs of a family of flow matching draws timesteps."""
     validation_timesteps: Callable[[NoiseOptions], list[float]] = flow_validation_timesteps
     """Timesteps of the validation loss, in this family's own unit."""
-    loss: Callable[[Components, StepInputs, Settings], Tensor]
-    """Components, inputs with the text of all encoders, settings -> loss of each image (B,)."""
+    loss: Loss
     blocks: Blocks
     frozen: str = ""
     """Prefix of the names of the denoiser's weights that full training leaves unchanged; empty: all are trained."""
@@ -319,7 +298,7 @@ class Family:
         return [
             *width_problems(sources, self.card, expected),
             *self.problems(sources, settings),
-            *self.block_lists.swap_problems(sources[DENOISER].empty, settings),
+            *self.block_lists.swap_problems(sources[DENOISER].empty, settings.get(MemoryOptions)),
             *network_problems(sources[DENOISER], self.lora, settings),
         ]
 

@@ -18,7 +18,6 @@ from sd_scripts.families.common.sampling import (
     batch_noise,
     control_pixels,
     eval_mode,
-    frame_of,
     length_of,
     make_generator,
     offer_preview,
@@ -40,16 +39,42 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 """Latents (B, 16, h, w) and one timestep -> the velocity that guidance makes of all captions, (B, 16, h, w)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageSample:
+    """Images that are generated together, which differ in their seeds alone."""
+
+    components: Components
+    settings: Settings
+    prompts: Sequence[SamplePrompt]
+    text: Mapping[str, Tensor]
+    """Outputs of the text encoders for one of the prompts."""
+    controls: Sequence[Tensor]
+    """Latents of the control images, each (1, C, h, w)."""
+
+    @property
+    def prompt(self) -> SamplePrompt:
+        return self.prompts[0]
+
+    @property
+    def device(self) -> torch.device:
+        return cast(BlockTransformer, self.components.denoiser).device
+
+    def controls_of(self, images: int) -> list[Tensor]:
+        """Return the latents of the control images for a number of images, each (B, C, h, w)."""
+        return [each.expand(images, -1, -1, -1) for each in self.controls]
+
+
 @torch.no_grad()
 def sample_flow(
     components: Components,
     prompts: Sequence[SamplePrompt],
+    text: Mapping[str, Tensor],
     settings: Settings,
     *,
     encode: Callable[[Components, Tensor], Tensor],
     decode: Callable[[Components, Tensor], Tensor],
-    sigmas_of: Callable[[Tensor], Tensor],
-    velocity_of: Callable[[list[Tensor]], Velocity],
+    sigmas_of: Callable[[ImageSample, Tensor], Tensor],
+    velocity_of: Callable[[ImageSample], Velocity],
     channels: int = CHANNELS,
     pixels: int = LATENT,
 ) -> list[Media]:
@@ -57,8 +82,8 @@ def sample_flow(
 
     The denoiser is not moved, since its blocks may be swapped; the VAE is moved to its device, and decodes one image
     after the other. A seed gives the same noise on every device. `encode` and `decode`: pixels and latents of the VAE;
-    `sigmas_of`: noise -> where the steps begin and the last ends; `velocity_of`: latents of the control images, each
-    (1, 16, h, w) -> what predicts the velocity. `channels` of the latents, and `pixels` along a side of one.
+    `sigmas_of`: noise -> where the steps begin and the last ends; `velocity_of` returns what predicts the velocity.
+    `channels` of the latents, and `pixels` along a side of one.
     """
     prompt, card = prompts[0], card_of(settings.script.family)
     height, width = size_of(prompt, card.side_multiple)
@@ -75,9 +100,10 @@ def sample_flow(
             with on_device(components.vae, device):
                 images = control_pixels(prompt, (width, height), control_rules(settings.values().get))
                 controls = [encode(components, each) for each in images]
+        sample = ImageSample(components=components, settings=settings, prompts=prompts, text=text, controls=controls)
         generators = [make_generator(each.seed) for each in prompts]
         noise = batch_noise(generators, channels, height // pixels, width // pixels).to(device)
-        latents = euler_steps(noise, sigmas_of(noise), velocity_of(controls), decoded)
+        latents = euler_steps(noise, sigmas_of(sample, noise), velocity_of(sample), decoded)
         with on_device(components.vae, device):
             return [Media.of(decoded(each)) for each in latents.split(1)]
 
@@ -98,6 +124,8 @@ class ClipSample:
 
     components: Components
     settings: Settings
+    prompt: SamplePrompt
+    text: Mapping[str, Tensor]
     extent: Extent
     fps: float
     vae: ClipVAE
@@ -117,9 +145,16 @@ class ClipSample:
         with on_device(self.components.vae, self.device):
             return self.vae.encode(self.components, pixels)
 
+    def frame(self, name: str) -> Tensor:
+        """Return an image file (1, 3, 1, H, W) float32 in -1..1 that covers the clip, resized like control images.
+        Raises ValueError if it cannot be read."""
+        only = SamplePrompt(control_images=(name,))
+        (pixels,) = control_pixels(only, self.extent.size, control_rules(self.settings.values().get))
+        return pixels[:, :, None]
+
     def image(self, name: str) -> Tensor:
         """Return the latents (1, C, 1, h, w) of an image file. Raises ValueError if it cannot be read."""
-        return self.encoded(frame_of(name, self.extent.size, self.settings))
+        return self.encoded(self.frame(name))
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return the frames (3, F, H, W) in 0..1."""
@@ -135,7 +170,9 @@ class ClipSample:
 def sample_clip(
     components: Components,
     prompt: SamplePrompt,
+    text: Mapping[str, Tensor],
     settings: Settings,
+    *,
     vae: ClipVAE,
     generate: Callable[[ClipSample], Tensor],
 ) -> Media:
@@ -150,6 +187,8 @@ def sample_clip(
     clip = ClipSample(
         components=components,
         settings=settings,
+        prompt=prompt,
+        text=text,
         extent=Extent(width, height, frames),
         fps=fps,
         vae=vae,
@@ -159,20 +198,15 @@ def sample_clip(
         return Media.of(clip.decoded(generate(clip)), fps)
 
 
-def velocity_of_batch(
-    predict: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor],
-    text: Mapping[str, Tensor],
-    device: torch.device,
-    scale: float,
-    images: int,
-) -> Velocity:
-    """Return the velocity of a number of images of one prompt, whose captions are read together."""
-    captions = len(next(iter(text.values())))
-    outputs = {name: each.to(device).repeat_interleave(images, 0) for name, each in text.items()}
+def velocity_of_batch(predict: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor], sample: ImageSample) -> Velocity:
+    """Return the velocity of images whose captions are read together."""
+    images = len(sample.prompts)
+    captions = len(next(iter(sample.text.values())))
+    outputs = {name: each.to(sample.device).repeat_interleave(images, 0) for name, each in sample.text.items()}
 
     def velocity(latents: Tensor, t: Tensor) -> Tensor:
         noisy = latents.repeat(captions, 1, 1, 1)
-        return apply_guidance(predict(noisy, t.expand(len(noisy)), outputs), scale, images)
+        return apply_guidance(predict(noisy, t.expand(len(noisy)), outputs), sample.prompt.scale, images)
 
     return velocity
 

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.buckets import Extent
@@ -23,11 +24,34 @@ Draw = Callable[[int, FlowOptions, int, torch.Generator], Tensor]
 TRIES = 1000
 """Draws until one is within the bounds, at most."""
 
+Tokens = dict[int, dict[str, Tensor]]
+"""Tensors by name, batch first, by the index of the text encoder that reads them."""
+
 FLOW_METADATA = (
     *("timestep_sampling", "discrete_flow_shift", "sigmoid_scale"),
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
 )
 """Options of flow matching in LoRA files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs:
+    """Everything that a micro-step reads, made outside it: a pytree of tensors of static shape, on the device."""
+
+    model: dict[str, Tensor]
+    """The family's step_inputs, such as noisy latents, target and timesteps."""
+    text: dict[str, Tensor]
+    """Outputs of the text encoders, as TextEncoding.encode returns them."""
+    tokens: Tokens = field(default_factory=dict)
+    """Tokens for the trained text encoders, which the micro-step encodes."""
+    controls: tuple[Tensor, ...] = ()
+    """Latents of the control images, in order: each (B, C, h, w)."""
+
+
+pytree.register_dataclass(StepInputs)
+
+Loss = Callable[[Components, StepInputs, Settings], Tensor]
+"""Components, inputs with the text of all encoders, settings -> loss of each sample (B,)."""
 
 
 def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
@@ -141,6 +165,19 @@ def flow_loss(velocity: Tensor, inputs: Mapping[str, Tensor], settings: Settings
     loss_weight = inputs["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
     mask = inputs.get("mask")
     return diffusion_loss(velocity, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=mask)
+
+
+def velocity_loss(predict: Callable[..., Tensor], *, controls: bool = False) -> Loss:
+    """Return the loss of a model that predicts the velocity from noisy latents, timesteps and text, and with `controls`
+    from the latents of control images."""
+
+    def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+        model = inputs.model
+        more = (inputs.controls,) if controls else ()
+        velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, *more)
+        return flow_loss(velocity, model, settings)
+
+    return loss
 
 
 def flow_metadata(settings: Settings, components: Components, *more: str) -> dict[str, str]:

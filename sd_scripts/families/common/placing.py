@@ -143,12 +143,12 @@ class BlockLists:
         fits = (all(n <= count - SLOTS for n, count in zip(each, blocks, strict=True)) for each in off)
         return max((swap for swap, fit in enumerate(fits) if fit), default=0)
 
-    def swap_problems(self, transformer: nn.Module, settings: Settings) -> list[str]:
+    def swap_problems(self, transformer: nn.Module, memory: MemoryOptions | None) -> list[str]:
         """Return a problem if more blocks are to be swapped than the transformer can do without."""
         blocks = [len(each) for each in self.of(transformer)]
         lists = zip(blocks, self.names.values(), self.counts(sum(blocks)), strict=True)
         words = listed(f"{count} {name}".strip() for count, name, swapped in lists if swapped)
-        return swap_problems(settings.get(MemoryOptions), self.most(*blocks), f"a model with {words} blocks")
+        return swap_problems(memory, self.most(*blocks), f"a model with {words} blocks")
 
 
 def checkpoint_gradients(transformer: nn.Module, training: TrainingOptions, network: NetworkOptions | None) -> None:

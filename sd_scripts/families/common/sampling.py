@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import stack_pixels
-from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent, fit_into
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.clips import prepare_clip
@@ -104,14 +103,6 @@ def control_pixels(prompt: SamplePrompt, size: tuple[int, int], rules: ControlRu
         pixels, _ = prepare_image(path, None, rules.fit(read_size(path), Extent(*size)), Augmentation(), Random(0))
         images.append(stack_pixels([pixels]))
     return images
-
-
-def frame_of(name: str, size: tuple[int, int], settings: Settings) -> Tensor:
-    """Return an image (1, 3, 1, H, W) float32 in -1..1 that covers this width and height, resized like control images.
-    Raises ValueError if it cannot be read."""
-    only = SamplePrompt(control_images=(name,))
-    (pixels,) = control_pixels(only, size, control_rules(settings.values().get))
-    return pixels[:, :, None]
 
 
 def control_frames(name: str, extent: Extent, fps: float) -> Tensor:

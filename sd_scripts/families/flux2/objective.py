@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.common.objective import flow_inputs, velocity_loss
 from sd_scripts.families.flux2.text import STATES
 from sd_scripts.library.diffusion.dit_layers import Grid
 from sd_scripts.settings.settings import Settings
@@ -20,13 +19,6 @@ def step_inputs(
     """Return flow_inputs of latents that are a token each."""
     tokens = latents.shape[-2] * latents.shape[-1]
     return flow_inputs(batch, latents, settings, generator, timesteps, tokens=tokens)
-
-
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32."""
-    model = inputs.model
-    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, inputs.controls)
-    return flow_loss(velocity, model, settings)
 
 
 def predict(
@@ -43,6 +35,9 @@ def predict(
     grid, *others = (_grid(image) for image in images)
     velocity = flux(tokens, text[STATES], timesteps, grid, tuple(others))
     return velocity.transpose(1, 2).unflatten(-1, grid).float()
+
+
+loss = velocity_loss(predict, controls=True)
 
 
 def _grid(latents: Tensor) -> Grid:

@@ -1,22 +1,16 @@
 """Sample FLUX.2 images."""
 
 import math
-from collections.abc import Sequence
-from typing import cast
+from functools import partial
 
 from torch import Tensor
 
-from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, sample_flow, velocity_of_batch
+from sd_scripts.families.common.flow_sampling import ImageSample, Velocity, sample_flow, velocity_of_batch
 from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
-from sd_scripts.families.flux2.model import Flux2Transformer
 from sd_scripts.families.flux2.objective import predict
 from sd_scripts.families.flux2.vae import CHANNELS, PIXELS, decode_latents, encode_images
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
-from sd_scripts.library.diffusion.media import Media
-from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.settings.settings import Settings
 
 FEW, MANY = 10, 200
 """Steps that the two lines are for."""
@@ -36,32 +30,27 @@ def sampling_shift(tokens: int, steps: int) -> float:
     return math.exp(many + slope * (steps - MANY))
 
 
-def sample_batch(
-    components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
-) -> list[Media]:
-    """Generate images that differ in their seeds alone, as sample_flow does. Both captions are read together."""
-    prompt = prompts[0]
-    transformer = cast(Flux2Transformer, components.denoiser)
+def velocity_of(sample: ImageSample) -> Velocity:
+    """Return the function that predicts the velocity; both captions are read together."""
 
-    def velocity_of(controls: list[Tensor]) -> Velocity:
-        def predicted(noisy: Tensor, at: Tensor, outputs: dict[str, Tensor]) -> Tensor:
-            return predict(transformer, noisy, at, outputs, [each.expand(len(noisy), -1, -1, -1) for each in controls])
+    def predicted(noisy: Tensor, at: Tensor, outputs: dict[str, Tensor]) -> Tensor:
+        return predict(sample.components.denoiser, noisy, at, outputs, sample.controls_of(len(noisy)))
 
-        return velocity_of_batch(predicted, text, transformer.device, prompt.scale, len(prompts))
-
-    return sample_flow(
-        components,
-        prompts,
-        settings,
-        encode=encode_images,
-        decode=decode_latents,
-        sigmas_of=lambda noise: sampling_sigmas(
-            prompt.steps, sampling_shift(noise.shape[-2] * noise.shape[-1], prompt.steps)
-        ),
-        velocity_of=velocity_of,
-        channels=CHANNELS,
-        pixels=PIXELS,
-    )
+    return velocity_of_batch(predicted, sample)
 
 
+def sigmas_of(sample: ImageSample, noise: Tensor) -> Tensor:
+    steps, tokens = sample.prompt.steps, noise.shape[-2] * noise.shape[-1]
+    return sampling_sigmas(steps, sampling_shift(tokens, steps))
+
+
+sample_batch = partial(
+    sample_flow,
+    encode=encode_images,
+    decode=decode_latents,
+    sigmas_of=sigmas_of,
+    velocity_of=velocity_of,
+    channels=CHANNELS,
+    pixels=PIXELS,
+)
 sample = one_of(sample_batch)

@@ -11,7 +11,6 @@ from sd_scripts.families.cards.noise_levels import shift_of
 from sd_scripts.families.common.encoders.hunyuan_vae import CLIP_VAE
 from sd_scripts.families.common.encoders.llama import MASK, pad_text
 from sd_scripts.families.common.encoders.vision import no_siglip_states
-from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import ClipSample, sample_clip
 from sd_scripts.families.common.sampling import apply_guidance, offer_preview
 from sd_scripts.families.framepack.card.options import FramePackOptions
@@ -20,11 +19,8 @@ from sd_scripts.families.framepack.objective import predict
 from sd_scripts.families.framepack.sections import WINDOW, count_sections, section_of, single_frame, with_controls
 from sd_scripts.families.framepack.text import IMAGE, OUTPUTS, SIGLIP
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
-from sd_scripts.library.diffusion.media import Media
 from sd_scripts.library.diffusion.unipc_b1 import unipc
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.settings.settings import Settings
 
 MOST_SHIFT = 7.0
 
@@ -32,28 +28,28 @@ GenerateSection = Callable[[Tensor, list[Known]], Tensor]
 """Places of a section's latent frames, and what it sees -> its latents."""
 
 
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate a clip that begins with the prompt's start image, or an image, as sample_clip does. Without a start
-    image the clip begins with a grey one."""
-    options = settings[FramePackOptions]
+def generate(clip: ClipSample) -> Tensor:
+    """Return the latents of a clip that begins with the prompt's start image, or of an image. Without a start image the
+    clip begins with a grey one."""
+    options = clip.settings[FramePackOptions]
+    prompt, text = clip.prompt, clip.text
     names = (prompt.start_image,) if prompt.start_image else prompt.control_images
     if IMAGE not in text:
-        text = text | {IMAGE: no_siglip_states(components.text_encoders[SIGLIP], len(text[MASK]))}
+        text = {**text, IMAGE: no_siglip_states(clip.components.text_encoders[SIGLIP], len(text[MASK]))}
+    captions = [pad_text(each, clip.settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
+    generate_section = partial(_section, clip, captions)
+    images = [clip.image(name) for name in names]
+    shape = clip.vae.shape(clip.extent)
+    if clip.extent.frames > 1:
+        width, height = clip.extent.size
+        start = images[0] if images else clip.encoded(torch.zeros(1, 3, 1, height, width))
+        return _clip(start, count_sections(shape[1]), generate_section, f1=options.f1)
+    section = single_frame(options, clip.device)
+    _, known = section.split(torch.zeros((1, *shape), device=clip.device))
+    return generate_section(section.places, with_controls(known, images, options.clean_places))
 
-    def generate(clip: ClipSample) -> Tensor:
-        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
-        generate_section = partial(_section, clip, prompt, captions)
-        images = [clip.image(name) for name in names]
-        shape = clip.vae.shape(clip.extent)
-        if clip.extent.frames > 1:
-            width, height = clip.extent.size
-            start = images[0] if images else clip.encoded(torch.zeros(1, 3, 1, height, width))
-            return _clip(start, count_sections(shape[1]), generate_section, f1=options.f1)
-        section = single_frame(options, clip.device)
-        _, known = section.split(torch.zeros((1, *shape), device=clip.device))
-        return generate_section(section.places, with_controls(known, images, options.clean_places))
 
-    return sample_clip(components, prompt, settings, CLIP_VAE, generate)
+sample = partial(sample_clip, vae=CLIP_VAE, generate=generate)
 
 
 def _clip(start: Tensor, sections: int, generate: GenerateSection, *, f1: bool) -> Tensor:
@@ -68,12 +64,11 @@ def _clip(start: Tensor, sections: int, generate: GenerateSection, *, f1: bool) 
     return clip
 
 
-def _section(
-    clip: ClipSample, prompt: SamplePrompt, captions: list[dict[str, Tensor]], places: Tensor, known: list[Known]
-) -> Tensor:
+def _section(clip: ClipSample, captions: list[dict[str, Tensor]], places: Tensor, known: list[Known]) -> Tensor:
     """Return the latents (1, 16, f, h, w) of a section at these places (f,). Captions: the prompt's, preceded by the
     negative one if there is guidance."""
     transformer = cast(FramePackTransformer, clip.components.denoiser)
+    prompt = clip.prompt
     noise = clip.noise(len(places))
     shift = prompt.flow_shift or min(shift_of(noise[0, 0].numel() // 4), MOST_SHIFT)
 

@@ -7,40 +7,36 @@ from torch import Tensor
 
 from sd_scripts.families.common.encoders.hunyuan_vae import CLIP_VAE
 from sd_scripts.families.common.encoders.llama import OUTPUTS, pad_text
-from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import ClipSample, euler_steps, sample_clip, velocity_of_captions
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
 from sd_scripts.families.hunyuan_video.objective import predict, reads_start
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
-from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.settings.settings import Settings
 
 SHIFT, SHIFT_OF_FEW, FEW = 7.0, 17.0, 20
 """Shift of the timesteps, and the one for fewer steps than FEW."""
 prompt_captions = partial(common_captions, unset=None)
 
 
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
-    """Generate a clip, or an image, as sample_clip does. Raises ValueError if the model makes clips from an image and
-    the prompt names none."""
-    transformer = cast(HunyuanVideoTransformer, components.denoiser)
+def generate(clip: ClipSample) -> Tensor:
+    """Return the latents of a clip or an image. Raises ValueError if the model makes clips from an image and the prompt
+    names none."""
+    transformer = cast(HunyuanVideoTransformer, clip.components.denoiser)
+    prompt = clip.prompt
     shift = prompt.flow_shift or (SHIFT if prompt.steps >= FEW else SHIFT_OF_FEW)
     starts = reads_start(transformer)
     if starts and not prompt.start_image:
         raise ValueError("image_path: SkyReels-V1 I2V makes clips from an image; name one with --i in the prompt")
+    noise = clip.noise()
+    start = clip.image(prompt.start_image) if starts and prompt.start_image else None
+    captions = [pad_text(each, clip.settings[CompileOptions]) for each in OUTPUTS.each(clip.text, clip.device)]
 
-    def generate(clip: ClipSample) -> Tensor:
-        noise = clip.noise()
-        start = clip.image(prompt.start_image) if starts and prompt.start_image else None
-        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
+    def predicted(latents: Tensor, t: Tensor, caption: dict[str, Tensor]) -> Tensor:
+        return predict(transformer, latents, t, caption, prompt.guidance, start)
 
-        def predicted(latents: Tensor, t: Tensor, caption: dict[str, Tensor]) -> Tensor:
-            return predict(transformer, latents, t, caption, prompt.guidance, start)
+    velocity = velocity_of_captions(predicted, captions, prompt.scale, images=1)
+    return euler_steps(noise, sampling_sigmas(prompt.steps, shift), velocity, clip.preview)
 
-        velocity = velocity_of_captions(predicted, captions, prompt.scale, images=1)
-        return euler_steps(noise, sampling_sigmas(prompt.steps, shift), velocity, clip.preview)
 
-    return sample_clip(components, prompt, settings, CLIP_VAE, generate)
+sample = partial(sample_clip, vae=CLIP_VAE, generate=generate)

@@ -5,15 +5,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.common.objective import flow_inputs, velocity_loss
 from sd_scripts.families.krea2.card.timesteps import krea2_shift
 from sd_scripts.families.krea2.text import MASK, STATES
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, shifted
 from sd_scripts.library.diffusion.noise import normal
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.settings.settings import Settings
 
 
 def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
@@ -27,13 +25,6 @@ def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: tor
 step_inputs = partial(flow_inputs, draw=draw_timesteps)
 
 
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32."""
-    model = inputs.model
-    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text)
-    return flow_loss(velocity, model, settings)
-
-
 def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor]) -> Tensor:
     """Predict the velocity, noise - image, (B, 16, h, w) float32.
 
@@ -43,3 +34,6 @@ def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict
     grid = grid_of(noisy)
     velocity = transformer(pack(noisy), text[STATES], timesteps, grid, text.get(MASK))
     return unpack(velocity, grid).float()
+
+
+loss = velocity_loss(predict)

@@ -6,15 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.common.objective import flow_inputs, velocity_loss
 from sd_scripts.families.qwen_image.card.timesteps import RARE, RARE_MEAN, qwen_shift
 from sd_scripts.families.qwen_image.text import MASK, STATES
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, shifted
 from sd_scripts.library.diffusion.noise import normal
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.settings.settings import Settings
 
 
 def draw_timesteps(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
@@ -44,13 +42,6 @@ def _by_signal_to_noise(count: int, mean: float, std: float, generator: torch.Ge
 step_inputs = partial(flow_inputs, draw=draw_timesteps)
 
 
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32."""
-    model = inputs.model
-    velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, inputs.controls)
-    return flow_loss(velocity, model, settings)
-
-
 def predict(
     transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor], controls: Sequence[Tensor] = ()
 ) -> Tensor:
@@ -64,3 +55,6 @@ def predict(
     grid, *others = (grid_of(image) for image in images)
     velocity = transformer(tokens, text[STATES], timesteps, grid, text.get(MASK), tuple(others))
     return unpack(velocity, grid).float()
+
+
+loss = velocity_loss(predict, controls=True)

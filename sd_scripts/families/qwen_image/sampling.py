@@ -1,28 +1,22 @@
 """Sample Qwen-Image images."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
-from sd_scripts.families.common.family import Components
-from sd_scripts.families.common.flow_sampling import Velocity, sample_flow
+from sd_scripts.families.common.flow_sampling import ImageSample, Velocity, sample_flow
 from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.qwen_image.card.timesteps import qwen_shift
-from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
 from sd_scripts.families.qwen_image.text import OUTPUTS
 from sd_scripts.library.diffusion.dit_layers import PATCH, grid_of
 from sd_scripts.library.diffusion.flow_timesteps import shifted
-from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.settings.settings import Settings
 
 LAST_SIGMA = 0.02
 """Where the last step begins."""
@@ -30,34 +24,24 @@ NOTHING = " "
 """The negative prompt that stands for none: the model was never shown an empty one."""
 
 
-def sample_batch(
-    components: Components, prompts: Sequence[SamplePrompt], text: dict[str, Tensor], settings: Settings
-) -> list[Media]:
-    """Generate images that differ in their seeds alone, as sample_flow does."""
-    prompt = prompts[0]
-    images = len(prompts)
-    transformer = cast(QwenImageTransformer, components.denoiser)
-    options = settings[CompileOptions]
-
-    def velocity_of(control_latents: list[Tensor]) -> Velocity:
-        captions = [
-            {name: each.expand(images, *each.shape[1:]) for name, each in OUTPUTS.pad(caption, options).items()}
-            for caption in OUTPUTS.each(text, transformer.device)
-        ]
-        controls = [each.expand(images, -1, -1, -1) for each in control_latents]
-        return guided_velocity(partial(predict, transformer, controls=controls), captions, prompt.scale)
-
-    return sample_flow(
-        components,
-        prompts,
-        settings,
-        encode=encode_images,
-        decode=decode_images,
-        sigmas_of=lambda noise: sampling_sigmas(prompt.steps, math.prod(grid_of(noise))),
-        velocity_of=velocity_of,
-    )
+def velocity_of(sample: ImageSample) -> Velocity:
+    images = len(sample.prompts)
+    options = sample.settings[CompileOptions]
+    captions = [
+        {name: each.expand(images, *each.shape[1:]) for name, each in OUTPUTS.pad(caption, options).items()}
+        for caption in OUTPUTS.each(sample.text, sample.device)
+    ]
+    predicted = partial(predict, sample.components.denoiser, controls=sample.controls_of(images))
+    return guided_velocity(predicted, captions, sample.prompt.scale)
 
 
+sample_batch = partial(
+    sample_flow,
+    encode=encode_images,
+    decode=decode_images,
+    sigmas_of=lambda sample, noise: sampling_sigmas(sample.prompt.steps, math.prod(grid_of(noise))),
+    velocity_of=velocity_of,
+)
 sample = one_of(sample_batch)
 prompt_captions = partial(common_captions, unset=NOTHING)
 

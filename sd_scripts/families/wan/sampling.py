@@ -1,6 +1,5 @@
 """Sample Wan's clips and images."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -8,14 +7,12 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.caches.caching import LatentLayout
-from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.clip_facts import latent_frames
 from sd_scripts.families.common.encoders.causal_vae import decode_clips, encode_clip, encode_clips
 from sd_scripts.families.common.encoders.umt5 import OUTPUTS, pad_text
 from sd_scripts.families.common.experts import UntrainedExpert
-from sd_scripts.families.common.family import Components
 from sd_scripts.families.common.flow_sampling import ClipSample, ClipVAE, Velocity, sample_clip, solver_steps
-from sd_scripts.families.common.sampling import control_frames, frame_of, on_device
+from sd_scripts.families.common.sampling import control_frames, on_device
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.card.tasks import NEGATIVE, task_of
@@ -31,10 +28,8 @@ from sd_scripts.families.wan.experts import velocity_of
 from sd_scripts.families.wan.guidance import StepCounter, guided_velocity, steps_of
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.library.diffusion.flow_solvers import make_solver
-from sd_scripts.library.diffusion.media import Media
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
-from sd_scripts.settings.settings import Settings
 
 LATENTS = LatentLayout(
     suffix="wan_clip",
@@ -43,44 +38,35 @@ LATENTS = LatentLayout(
 prompt_captions = partial(common_captions, unset=NEGATIVE)
 
 
-def sample(
-    components: Components,
-    prompt: SamplePrompt,
-    text: dict[str, Tensor],
-    settings: Settings,
-    *,
-    shape: Callable[[Extent], tuple[int, ...]] = LATENTS.shape,
-    keeps_start: bool = False,
-) -> Media:
-    """Generate a clip, or an image, as sample_clip does. `shape`: of the latents of a clip. With `keeps_start` the
-    latents of the start image are the first frame's, at timestep 0."""
-    options = settings[WanSamplingOptions]
-    shift = prompt.flow_shift or task_of(settings[WanModelOptions].task).shift
+def generate(clip: ClipSample, *, keeps_start: bool = False) -> Tensor:
+    """Return the latents of a clip or an image. With `keeps_start` the latents of the start image are the first
+    frame's, at timestep 0."""
+    options = clip.settings[WanSamplingOptions]
+    prompt = clip.prompt
+    shift = prompt.flow_shift or task_of(clip.settings[WanModelOptions].task).shift
+    noise = clip.noise()
+    conditions = conditions_for(clip)
+    captions = [pad_text(each, clip.settings[CompileOptions]) for each in OUTPUTS.each(clip.text, clip.device)]
+    step = StepCounter(steps_of(options, prompt.steps))
+    guided = partial(guided_velocity, captions=captions, conditions=conditions, step=step, options=options)
 
-    def generate(clip: ClipSample) -> Tensor:
-        noise = clip.noise()
-        conditions = conditions_for(clip, prompt)
-        captions = [pad_text(each, settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
-        step = StepCounter(steps_of(options, prompt.steps))
-        guided = partial(guided_velocity, captions=captions, conditions=conditions, step=step, options=options)
+    def make(model: WanTransformer, high: bool) -> Velocity:
+        own = options.guidance_scale_high_noise if high else None
+        return guided(model, scale=prompt.scale if own is None else own)
 
-        def make(model: WanTransformer, high: bool) -> Velocity:
-            own = options.guidance_scale_high_noise if high else None
-            return guided(model, scale=prompt.scale if own is None else own)
+    velocity = predicted = velocity_of(clip.components, clip.settings, make)
+    start = clip.image(prompt.start_image) if keeps_start and prompt.start_image else None
+    if start is not None:
+        velocity = keeping_start(velocity, start)
+    solver = make_solver(options.sample_solver, prompt.steps, shift)
+    latents = solver_steps(noise, solver, step.counting(velocity), lambda so_far: clip.decoded(so_far[:, :, :1]))
+    if isinstance(predicted, UntrainedExpert):
+        predicted.close()
+    return latents if start is None else with_start(latents, start)
 
-        velocity = predicted = velocity_of(components, settings, make)
-        start = clip.image(prompt.start_image) if keeps_start and prompt.start_image else None
-        if start is not None:
-            velocity = keeping_start(velocity, start)
-        solver = make_solver(options.sample_solver, prompt.steps, shift)
-        latents = solver_steps(noise, solver, step.counting(velocity), lambda so_far: clip.decoded(so_far[:, :, :1]))
-        if isinstance(predicted, UntrainedExpert):
-            predicted.close()
-        return latents if start is None else with_start(latents, start)
 
-    return sample_clip(
-        components, prompt, settings, ClipVAE(shape=shape, encode=encode_clips, decode=decode_clips), generate
-    )
+CLIP_VAE = ClipVAE(shape=LATENTS.shape, encode=encode_clips, decode=decode_clips)
+sample = partial(sample_clip, vae=CLIP_VAE, generate=generate)
 
 
 def with_start(latents: Tensor, start: Tensor) -> Tensor:
@@ -99,10 +85,10 @@ def keeping_start(velocity: Velocity, start: Tensor) -> Velocity:
     return predicted
 
 
-def conditions_for(clip: ClipSample, prompt: SamplePrompt) -> dict[str, Tensor]:
+def conditions_for(clip: ClipSample) -> dict[str, Tensor]:
     """Return the conditions of an image-to-video or Fun-Control model from the prompt's images and control clip. Raises
     ValueError if the prompt names none."""
-    components = clip.components
+    components, prompt = clip.components, clip.prompt
     params = params_of(components)
     if params.in_channels == params.channels:
         return {}
@@ -117,8 +103,7 @@ def conditions_for(clip: ClipSample, prompt: SamplePrompt) -> dict[str, Tensor]:
         for module in used:
             stack.enter_context(on_device(module, clip.device))
         first, last = (
-            frame_of(name, clip.extent.size, clip.settings).to(clip.device) if name else None
-            for name in (prompt.start_image, prompt.end_image)
+            clip.frame(name).to(clip.device) if name else None for name in (prompt.start_image, prompt.end_image)
         )
         if prompt.control_clip and follows:
             control = control_frames(prompt.control_clip, clip.extent, clip.fps).to(clip.device)

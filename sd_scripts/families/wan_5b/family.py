@@ -6,8 +6,9 @@ The first frame of a clip may be given: its latents stay as they are, at timeste
 from dataclasses import replace
 from functools import partial
 
+from sd_scripts.families.common.flow_sampling import sample_clip
 from sd_scripts.families.wan.family import WAN
-from sd_scripts.families.wan.sampling import sample
+from sd_scripts.families.wan.sampling import CLIP_VAE, generate
 from sd_scripts.families.wan_5b.card import CARD
 from sd_scripts.families.wan_5b.load import LAYOUTS, expected
 from sd_scripts.families.wan_5b.objective import loss, step_inputs
@@ -29,5 +30,7 @@ FAMILY = replace(
     conditions=None,
     step_inputs=step_inputs,
     loss=loss,
-    sample=partial(sample, shape=LATENTS.shape, keeps_start=True),
+    sample=partial(
+        sample_clip, vae=replace(CLIP_VAE, shape=LATENTS.shape), generate=partial(generate, keeps_start=True)
+    ),
 )
