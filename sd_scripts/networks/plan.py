@@ -10,9 +10,7 @@ from sd_scripts.networks.adapter import Adapter, Group, LayerPlan, adapter_kinds
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import AdapterNetwork, Perturbation
 from sd_scripts.networks.targets import LoraTarget, adaptable, is_conv
-from sd_scripts.options.networks.layer_rules import Warn
 from sd_scripts.settings.network_choice import NetworkChoice
-from sd_scripts.settings.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +43,6 @@ class NetworkArgs(NetworkChoice):
     def chosen(self, target: LoraTarget) -> LoraTarget:
         """Return the target without the layers that the preset leaves out."""
         return target if self.preset is None else target.inside(self.preset.inside)
-
-
-def read_args(settings: Settings, warn: Warn) -> NetworkArgs:
-    """Read the network options and network_args. Raises ValueError naming the key; warns about unknown keys."""
-    return NetworkArgs.read(settings, warn)
 
 
 def plan_layers(

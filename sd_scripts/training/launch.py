@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.launch import SlurmOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import SavingOptions
@@ -75,7 +75,8 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     head_start.begin(head_start.model_files(settings, card_of(family_name)))
     with garbage_collection.importing():
         family, method = _load(family_name, method_name)
-    if wrong := [*preflight.found_by((family.check, partial(method.check, family), _dry_run), settings)]:
+    checks = (family.check, lambda valid: method.check(valid.get(NetworkOptions)), _dry_run)
+    if wrong := [*preflight.found_by(checks, settings)]:
         return _refuse(settings, wrong)
     try:
         _set_up_console(settings[LoggingOptions])

@@ -19,7 +19,7 @@ from sd_scripts.library.quantization.quantized import WeightFormat, dequantized,
 from sd_scripts.networks import adapter
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha
 from sd_scripts.networks.layers import AdaptedLinear, Dropouts
-from sd_scripts.networks.plan import read_args
+from sd_scripts.networks.plan import NetworkArgs
 from sd_scripts.options.networks.layer_rules import Rank
 from sd_scripts.settings import network_choice
 from tests.support.networks.adapters import Together, adapted, conv, gradients, inputs, linear
@@ -327,7 +327,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(model: Path, tmp_path: P
     given = context(model, tmp_path, network_args=["adapter=lohaa"])
     known = "boft, dora, loha, lokr, lora, oft"
     with pytest.raises(ValueError, match=f"^network_args: adapter=lohaa is not one of {known}$"):
-        read_args(given.settings, pytest.fail)
+        NetworkArgs.read(given.settings, pytest.fail)
 
 
 # a kind of one's own

@@ -16,7 +16,7 @@ from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.networks.adapter import LayerPlan
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach
-from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers
 from sd_scripts.networks.targets import is_conv
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.settings import Settings
@@ -47,7 +47,7 @@ def read(*args: str, warnings: list[str] | None = None, **options: Any) -> Netwo
     settings = Settings(
         replace(SDXL_LORA, groups=(NetworkOptions,)), {"network_dim": 4, "network_args": list(args), **options}
     )
-    return read_args(settings, ([] if warnings is None else warnings).append)
+    return NetworkArgs.read(settings, ([] if warnings is None else warnings).append)
 
 
 def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, LayerPlan]:

@@ -11,7 +11,7 @@ from sd_scripts.families.common.family import family_of
 from sd_scripts.networks.adapter import adapter_kinds
 from sd_scripts.networks.adapters.dora import Dora
 from sd_scripts.networks.adapters.lora import Lora as PlainLora
-from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.networks.network_types import needs_package, read_items
 from sd_scripts.settings import network_choice, preflight
@@ -105,13 +105,13 @@ def test_an_adapter_that_reads_base_weights_refuses_a_quantized_base() -> None:
 def test_an_option_and_the_same_key_of_network_args_may_not_differ() -> None:
     settings = from_values(SDXL_LORA, {"network_type": "lokr", "factor": 8, "network_args": ["factor=4"]})
     with pytest.raises(ValueError, match=r"^factor: set to 8 here but to 4 in network_args; remove one of them$"):
-        read_args(settings, pytest.fail)
+        NetworkArgs.read(settings, pytest.fail)
 
 
 def test_an_option_of_a_different_network_type_is_reported() -> None:
     told: list[str] = []
     settings = from_values(SDXL_LORA, {"network_type": "lokr", "constraint": 0.1, "network_args": ["rescaled=True"]})
-    read_args(settings, told.append)
+    NetworkArgs.read(settings, told.append)
     assert told == [
         "constraint: has no effect on adapters of the kind lokr; leave it unset",
         "network_args: rescaled is unknown and has no effect",
@@ -162,7 +162,7 @@ def planned(preset: str) -> list[str]:
     with torch.device("meta"):
         unet = UNet2DConditionModel(**UNET, norm_num_groups=8)
     target = family_of("sdxl").lora
-    args: NetworkArgs = read_args(from_values(SDXL_LORA, values), pytest.fail)
+    args = NetworkArgs.read(from_values(SDXL_LORA, values), pytest.fail)
     return [plan.path for plan in plan_layers([AdaptedModule(module=unet, target=target, lr=1.0)], args)]
 
 

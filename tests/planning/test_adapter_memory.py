@@ -18,7 +18,7 @@ from sd_scripts.families.sdxl.tiny import UNET as TINY
 from sd_scripts.networks.folded.folding import FoldableLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import AdapterNetwork, attach
-from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers
 from sd_scripts.networks.targets import LoraTarget, adaptable, layers_after_attention, projected_together
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.planning.adapter_memory import AdapterMemory
@@ -94,7 +94,7 @@ def adapted(**options: Any) -> tuple[AdapterNetwork, AdapterMemory]:
             Projection(inputs=into, outputs=outs, count=count) for (into, outs), count in projections_in(groups).items()
         ),
     )
-    args = read_args(settings, warn=lambda _: None)
+    args = NetworkArgs.read(settings, warn=lambda _: None)
     network = attach(
         plan_layers([AdaptedModule(module=unet, target=UNET, lr=1e-4)], args), Dropouts(), torch.Generator()
     )

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.common.components import Components
-from sd_scripts.library.diffusion.dit_layers import grid_of
+from sd_scripts.library.diffusion.dit_layers import grid3d_of, grid_of
 from sd_scripts.library.diffusion.flow_timesteps import draw_sigmas, loss_weights, within_bounds
 from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.library.diffusion.noise import TIMESTEPS, expand_to, normal, perturb, timestep_bounds
@@ -60,6 +60,16 @@ def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     return {name: x.to(device, torch.float32, non_blocking=True) for name, x in tensors.items() if x is not None}
 
 
+def tokens_of(latents: Tensor) -> int:
+    """Return the tokens of an image, 2x2 latents each."""
+    return math.prod(grid_of(latents))
+
+
+def clip_tokens_of(latents: Tensor) -> int:
+    """Return the tokens of a clip, 2x2 latents of a frame each."""
+    return math.prod(grid3d_of(latents))
+
+
 def flow_inputs(
     batch: Batch,
     latents: Tensor,
@@ -67,20 +77,19 @@ def flow_inputs(
     generator: torch.Generator,
     timesteps: Tensor | None = None,
     *,
-    tokens: int | None = None,
+    count_tokens: Callable[[Tensor], int] = tokens_of,
     draw: Draw = draw_sigmas,
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching, on the latents' device.
 
     noisy and target, the velocity, as latents (B, C, *S); timesteps (B,) float32, 0 is the image and 1 noise alone,
-    drawn by `draw` for images of this many `tokens` (None: 2x2 latents each) unless they are given; and those of
-    loss_inputs.
+    drawn by `draw` for the number of tokens that `count_tokens` returns of the latents, unless they are given; and
+    those of loss_inputs.
     """
     noise_options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
     if timesteps is None:
-        tokens = tokens_of(latents) if tokens is None else tokens
-        timesteps = flow_timesteps(len(latents), tokens, settings, generator, draw=draw)
+        timesteps = flow_timesteps(len(latents), count_tokens(latents), settings, generator, draw=draw)
     t = expand_to(timesteps.float(), latents)
     return {
         "noisy": (1 - t) * latents + t * perturb(noise, noise_options, generator),
@@ -88,11 +97,6 @@ def flow_inputs(
         "timesteps": timesteps.float(),
         **loss_inputs(batch, latents.device),
     }
-
-
-def tokens_of(latents: Tensor) -> int:
-    """Return the tokens of an image, 2x2 latents each."""
-    return math.prod(grid_of(latents))
 
 
 def flow_timesteps(

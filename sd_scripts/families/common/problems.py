@@ -6,7 +6,7 @@ from typing import Any
 from sd_scripts.families.cards.family_card import DENOISER, VAE, FamilyCard
 from sd_scripts.families.cards.registry import is_built_in_network
 from sd_scripts.families.common.components import WeightSource
-from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.settings import Settings
@@ -45,7 +45,7 @@ def network_problems(denoiser: WeightSource, target: LoraTarget, settings: Setti
     if not network or not is_built_in_network(network):
         return []
     try:
-        args = read_args(settings, lambda _: None)
+        args = NetworkArgs.read(settings, lambda _: None)
     except ValueError:
         return []  # reported by the network's own check
     try:

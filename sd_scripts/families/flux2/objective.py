@@ -1,24 +1,18 @@
 """FLUX.2's training objective: flow matching, in which the model predicts the velocity from image to noise."""
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.objective import flow_inputs, velocity_loss
 from sd_scripts.families.flux2.text import STATES
 from sd_scripts.library.diffusion.dit_layers import Grid
-from sd_scripts.settings.settings import Settings
 
-
-def step_inputs(
-    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Return flow_inputs of latents that are a token each."""
-    tokens = latents.shape[-2] * latents.shape[-1]
-    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=tokens)
+step_inputs = partial(flow_inputs, count_tokens=lambda latents: math.prod(_grid(latents)))
 
 
 def predict(

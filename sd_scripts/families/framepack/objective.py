@@ -1,6 +1,5 @@
 """FramePack's training objective: flow matching of one section of a clip, which sees the frames that are known."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -9,12 +8,11 @@ from torch import Tensor, nn
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.encoders.llama import MASK, POOLED, STATES
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.common.objective import clip_tokens_of, flow_inputs, flow_loss
 from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.model import Known
 from sd_scripts.families.framepack.sections import count_sections, section_of, single_frame, with_controls
 from sd_scripts.families.framepack.text import IMAGE
-from sd_scripts.library.diffusion.dit_layers import grid3d_of
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.settings import Settings
 
@@ -34,7 +32,7 @@ def step_inputs(
     else:
         section = single_frame(options, latents.device)
     predicted, known = section.split(latents)
-    inputs = flow_inputs(batch, predicted, settings, generator, timesteps, tokens=math.prod(grid3d_of(predicted)))
+    inputs = flow_inputs(batch, predicted, settings, generator, timesteps, count_tokens=clip_tokens_of)
     inputs |= {"places": section.places, IMAGE: batch.conditioning[IMAGE].to(latents.device, non_blocking=True)}
     for clean, places, by in known:
         inputs |= {f"known_{by}x": clean, f"places_{by}x": places}

@@ -1,6 +1,5 @@
 """HunyuanVideo's training objective: flow matching, in which the model predicts the velocity from clip to noise."""
 
-import math
 from typing import cast
 
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor, nn
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.encoders.llama import MASK, POOLED, STATES
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.common.objective import clip_tokens_of, flow_inputs, flow_loss
 from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
-from sd_scripts.library.diffusion.dit_layers import grid3d_of
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.settings import Settings
 
@@ -22,8 +20,8 @@ def step_inputs(
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching for latents (B, 16, f, h, w), as flow_inputs does, and start, the latents of
     the first frame (B, 16, 1, h, w), which an image-to-video model reads."""
-    tokens = math.prod(grid3d_of(latents))
-    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=tokens) | {"start": latents[:, :, :1]}
+    inputs = flow_inputs(batch, latents, settings, generator, timesteps, count_tokens=clip_tokens_of)
+    return inputs | {"start": latents[:, :, :1]}
 
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:

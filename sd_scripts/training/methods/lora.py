@@ -25,7 +25,7 @@ from sd_scripts.networks.files.lora_files import LoraFile, merge, read_finite_te
 from sd_scripts.networks.files.lora_names import with_names_of
 from sd_scripts.networks.folded.folding import FoldableLinear
 from sd_scripts.networks.network import AdapterNetwork, attach
-from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers
 from sd_scripts.networks.taken_out import MergedLora
 from sd_scripts.networks.targets import layers_after_attention, projected_together
 from sd_scripts.options.compile import CompileOptions
@@ -35,7 +35,6 @@ from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.saving import BOTH, DIFFUSERS, SD_SCRIPTS, LoraFileOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.outputs import DIFFUSERS_ENDING, EMBEDDING_ENDING
-from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.gradient_clipping import clip_factor
 from sd_scripts.training.execution.gradients import GradientBuffer
@@ -49,13 +48,9 @@ class Lora(Method):
 
     name = "lora"
 
-    def check(self, family: Family, settings: Settings) -> list[str]:
-        options = settings[NetworkOptions]
-        try:
-            if not is_built_in_network(options):
-                find_module(options.network_module or "")
-        except ValueError as error:
-            return str(error).splitlines()
+    def check(self, network: NetworkOptions | None) -> list[str]:
+        if network and not is_built_in_network(network):
+            find_module(network.network_module or "")
         return []
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:
@@ -116,7 +111,7 @@ class Lora(Method):
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
         modules += compress(_text_encoders(family, components, context), trains_encoder)
 
-        args = read_args(context.settings, warn=lambda _: None)  # preflight has warned already
+        args = NetworkArgs.read(context.settings, warn=lambda _: None)  # preflight has warned already
         file = options.network_weights
         weights = _read_network_weights(file, all_targets) if file else None
         plans = plan_layers(modules, args, weights.tensors if weights and options.dim_from_weights else None)

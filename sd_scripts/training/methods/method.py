@@ -17,7 +17,6 @@ from sd_scripts.families.common.family import Components, Family
 from sd_scripts.library.optim.optimizers import make_optimizer
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
-from sd_scripts.settings.settings import Settings
 from sd_scripts.training.context import Context
 from sd_scripts.training.execution.gradients import GradientBuffer
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 class Method(ABC):
     name: str
 
-    def check(self, family: Family, settings: Settings) -> list[str]:
-        """Return the problems that names and small files reveal; nothing is loaded."""
+    def check(self, network: NetworkOptions | None) -> list[str]:
+        """Return the problems that names and small files reveal, or raise ValueError; nothing is loaded."""
         return []
 
     @abstractmethod

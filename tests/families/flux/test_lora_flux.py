@@ -37,7 +37,6 @@ from sd_scripts.networks.plan import (
     NetworkArgs,
     parameter_groups,
     plan_layers,
-    read_args,
 )
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.network_choice import KINDS
@@ -95,7 +94,7 @@ def adapted(model: nn.Module) -> list[AdaptedModule]:
 def read(*args: str, warnings: list[str] | None = None, **options: Any) -> NetworkArgs:
     values = {"network_dim": 4, "network_args": list(args), **options}
     settings = Settings(replace(FLUX_LORA, groups=(NetworkOptions, FluxNetworkOptions)), values)
-    return read_args(settings, ([] if warnings is None else warnings).append)
+    return NetworkArgs.read(settings, ([] if warnings is None else warnings).append)
 
 
 def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, int]:

@@ -33,7 +33,7 @@ from sd_scripts.families.framepack.text import IMAGE, SIGLIP, encode_conditions,
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas, shift_of
 from sd_scripts.library.diffusion.unipc_b1 import unipc
 from sd_scripts.networks.files.lora_files import read_lora
-from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.catalog import script_for
@@ -159,7 +159,7 @@ def test_a_single_frame_has_musubi_tuners_places() -> None:
 
 def test_a_lora_adapts_the_layers_of_musubi_tuner_under_its_names() -> None:
     transformer = full_size_modules()[DENOISER]
-    args = read_args(settings_of(network_dim=4), lambda _: None)
+    args = NetworkArgs.read(settings_of(network_dim=4), lambda _: None)
     layers = plan_layers([AdaptedModule(module=transformer, target=FRAMEPACK.lora, lr=1.0)], args)
     told = REFERENCE["lora"]
     names = {

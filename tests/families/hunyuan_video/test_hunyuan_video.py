@@ -42,7 +42,7 @@ from sd_scripts.families.hunyuan_video.objective import predict
 from sd_scripts.families.hunyuan_video.sampling import SHIFT, sample
 from sd_scripts.formats.models.safetensors_header import Header, read_header
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
-from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -183,7 +183,7 @@ def test_a_lora_adapts_the_layers_of_musubi_tuner_under_its_names() -> None:
     transformer = full_size_modules()[DENOISER]
     target = HUNYUAN_VIDEO.lora
     for arguments, expected in (([], REFERENCE["lora"]["modules"]), (["include_patterns=['.*']"], 240 + 2 * 20 + 40)):
-        args = read_args(settings_of(network_dim=4, network_args=arguments), lambda _: None)
+        args = NetworkArgs.read(settings_of(network_dim=4, network_args=arguments), lambda _: None)
         layers = plan_layers([AdaptedModule(module=transformer, target=target, lr=1.0)], args)
         assert len(layers) == expected
         if not arguments:

@@ -47,7 +47,7 @@ from sd_scripts.families.qwen_image.text import (
 )
 from sd_scripts.families.qwen_image.tiny import AUTOENCODER, PARAMS, qwen_tokenizer, tiny_modules
 from sd_scripts.library.diffusion.dit_layers import pack
-from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
@@ -371,7 +371,7 @@ def test_a_trained_transformer_is_saved_under_its_official_keys(components: Comp
 
 def adapted(*network_args: str, warn: Callable[[str], None] = pytest.fail) -> list[str]:
     """Return the paths of the adapted layers at full size."""
-    args = read_args(settings_of(network_args=list(network_args)), warn)
+    args = NetworkArgs.read(settings_of(network_args=list(network_args)), warn)
     transformer, _ = shapes_on_meta()
     return [plan.path for plan in plan_layers([AdaptedModule(module=transformer, target=TRANSFORMER, lr=1.0)], args)]
 

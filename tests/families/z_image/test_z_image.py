@@ -35,7 +35,7 @@ from sd_scripts.library.diffusion.dit_layers import unpack_channels_last
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.text.tokenizers import shipped_qwen
 from sd_scripts.networks.files.lora_names import with_our_names
-from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, plan_layers
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.settings.catalog import script_for
@@ -196,7 +196,7 @@ def test_both_layouts_of_the_transformer_are_the_same_model(components: Componen
 
 def adapted_layers(model: Any) -> dict[str, Any]:
     modules = [AdaptedModule(module=model, target=TRANSFORMER, lr=1.0)]
-    plans = plan_layers(modules, read_args(settings_of(), lambda _: None))
+    plans = plan_layers(modules, NetworkArgs.read(settings_of(), lambda _: None))
     return {plan.name: model.get_submodule(plan.path) for plan in plans}
 
 

@@ -18,7 +18,7 @@ from sd_scripts.families.common.family import Components, StepInputs, family_of
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import prepare_unet
 from sd_scripts.networks.network import AdapterNetwork, attach
-from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Script, Settings
@@ -124,7 +124,7 @@ def test_gradients_and_optimizer_steps_match_peft(make: Make, script: Script, ne
     plain = deepcopy(components)
 
     target = AdaptedModule(module=components.denoiser, target=family.lora, lr=LR)
-    args = read_args(settings, pytest.fail)
+    args = NetworkArgs.read(settings, pytest.fail)
     plans = plan_layers([target], args)
     if script.family == "sdxl":
         prepare_unet(components.denoiser)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts.families.common.family import family_of
 from sd_scripts.networks.files.lora_files import read_lora
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.runs.outputs import existing_outputs
 from sd_scripts.settings import preflight
 from sd_scripts.tools.lora.files import full_size_modules
@@ -42,7 +43,7 @@ def test_an_external_network_ignores_it_with_a_warning(miniature: Any, tmp_path:
     settings = context(
         miniature.checkpoint, tmp_path, network_module="tests.support.networks.foreign_network", save_as_format="both"
     ).settings
-    assert Lora().check(family_of("sdxl"), settings) == []
+    assert Lora().check(settings[NetworkOptions]) == []
     assert "save_as_format: has no effect on an external network_module" in preflight.remarks(settings)
 
 

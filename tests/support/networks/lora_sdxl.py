@@ -12,6 +12,7 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.common.family import Components, StepInputs, TextOptions
 from sd_scripts.families.sdxl.family import SDXL
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
 from sd_scripts.training.methods.lora import Lora, LoraTrainable
@@ -66,7 +67,7 @@ def base(model: Path) -> Components:
 def prepare(model: Path, folder: Path, **values: Any) -> Prepared:
     """As the trainer does it, up to the first step."""
     given, method = context(model, folder, **values), Lora()
-    assert method.check(SDXL, given.settings) == []
+    assert method.check(given.settings[NetworkOptions]) == []
     components = opened(model)
     components.on_load = partial(method.change_base, SDXL, components, given)
     components.load(*LOADED)

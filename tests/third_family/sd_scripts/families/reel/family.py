@@ -80,7 +80,9 @@ def checkpoint_gradients(denoiser: Any, training: TrainingOptions, network: Netw
 def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
-    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=latents[0, 0].numel())
+    return flow_inputs(
+        batch, latents, settings, generator, timesteps, count_tokens=lambda latents: latents[0, 0].numel()
+    )
 
 
 def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
