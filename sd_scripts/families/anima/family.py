@@ -12,7 +12,7 @@ from sd_scripts.families.anima.objective import loss
 from sd_scripts.families.anima.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.common.encoders.causal_vae import encode_images, image_latents
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_inputs, flow_metadata
+from sd_scripts.families.common.objective import FLOW_METADATA, flow_inputs
 
 FAMILY = ANIMA = Family(
     card=CARD,
@@ -20,7 +20,7 @@ FAMILY = ANIMA = Family(
         base_model_version=CARD.name,
         architecture=lambda components: "anima-preview",
         implementation="https://huggingface.co/circlestone-labs/Anima",
-        lora_metadata=flow_metadata,
+        lora_options=FLOW_METADATA,
     ),
     text=TextEncoding(
         tokenize=text.tokenize,

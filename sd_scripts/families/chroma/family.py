@@ -20,6 +20,7 @@ from sd_scripts.families.chroma.text import (
 )
 from sd_scripts.families.common.family import FileIdentity, TextEncoding
 from sd_scripts.families.flux.family import FLUX
+from sd_scripts.families.flux.objective import OBJECTIVE_METADATA
 
 FAMILY = CHROMA = replace(
     FLUX,
@@ -28,6 +29,7 @@ FAMILY = CHROMA = replace(
         base_model_version=CARD.name,
         architecture=lambda components: ARCHITECTURE,
         implementation="https://huggingface.co/lodestones/Chroma",
+        lora_options=OBJECTIVE_METADATA,
         lora_metadata=metadata,
     ),
     text=TextEncoding(

@@ -6,10 +6,8 @@ from torch import Tensor, nn
 
 from sd_scripts.families.chroma.text import MASK, STATES
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import option_metadata
-from sd_scripts.families.flux.objective import OBJECTIVE_METADATA, prediction_loss
+from sd_scripts.families.flux.objective import prediction_loss
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
-from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.settings.settings import Settings
 
 
@@ -32,7 +30,6 @@ def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict
     return unpack(tokens, grid).float()
 
 
-def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of Chroma have in addition to every family's, as sd-scripts writes them."""
-    always = {"ss_model_type": "chroma", "ss_apply_t5_attn_mask": "True", "ss_guidance_scale": "0.0"}
-    return option_metadata(settings[FlowOptions], OBJECTIVE_METADATA) | always
+def metadata(components: Components) -> dict[str, str]:
+    """Return the entries of Chroma's LoRA files that no option changes, as sd-scripts writes them."""
+    return {"ss_model_type": "chroma", "ss_apply_t5_attn_mask": "True", "ss_guidance_scale": "0.0"}

@@ -72,8 +72,15 @@ class FileIdentity:
     """modelspec.implementation."""
     prediction_type: Callable[[Settings], str | None] = lambda settings: None
     """modelspec.prediction_type: epsilon, v, or None."""
-    lora_metadata: Callable[[Settings, Components], dict[str, str]] = lambda settings, components: {}
-    """Metadata of this family's LoRA files in addition to the common ss_ entries."""
+    lora_options: Sequence[str] = ()
+    """Options that LoRA files of this family record as ss_ entries in addition to the common ones."""
+    lora_metadata: Callable[[Components], dict[str, str]] = lambda components: {}
+    """Further entries of these files."""
+
+    def lora_entries(self, values: Mapping[str, Any], components: Components) -> dict[str, str]:
+        """Return the metadata of this family's LoRA files in addition to the common entries, for the values of all
+        options."""
+        return {f"ss_{name}": str(values[name]) for name in self.lora_options} | self.lora_metadata(components)
 
 
 @dataclass(frozen=True, kw_only=True)

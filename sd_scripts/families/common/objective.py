@@ -1,7 +1,7 @@
 """Inputs and loss of flow matching, and other parts of a training step that families share."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -184,11 +184,6 @@ def velocity_loss(predict: Callable[..., Tensor], *, controls: bool = False) -> 
     return loss
 
 
-def flow_metadata(settings: Settings, components: Components, *more: str) -> dict[str, str]:
-    """Return the metadata that LoRA files of flow matching have in addition to every family's; `more`: options."""
-    return option_metadata(settings[FlowOptions], (*FLOW_METADATA, *more))
-
-
 def flow_validation_timesteps(noise: NoiseOptions) -> list[float]:
     """Return four, evenly spaced in the range that is trained: 0.2, 0.4, 0.6 and 0.8 of the whole."""
     low, high = trained_range(noise)
@@ -199,8 +194,3 @@ def trained_range(noise: NoiseOptions) -> tuple[float, float]:
     """Return the lowest and highest timestep that is trained, in 0..1."""
     low, high = timestep_bounds(noise)
     return low / TIMESTEPS, high / TIMESTEPS
-
-
-def option_metadata(options: object, names: Iterable[str]) -> dict[str, str]:
-    """Return the ss_ entries of these options under their own names."""
-    return {f"ss_{name}": str(getattr(options, name)) for name in names}

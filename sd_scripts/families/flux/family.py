@@ -5,7 +5,7 @@ from sd_scripts.families.common.objective import flow_inputs
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, expected, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.flux.objective import architecture, loss, metadata
+from sd_scripts.families.flux.objective import OBJECTIVE_METADATA, architecture, loss
 from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.flux.text import (
     adapted_encoders,
@@ -25,7 +25,7 @@ FAMILY = FLUX = Family(
         base_model_version="flux1",
         architecture=architecture,
         implementation="https://github.com/black-forest-labs/flux",
-        lora_metadata=metadata,
+        lora_options=("model_type", "apply_t5_attn_mask", *OBJECTIVE_METADATA),
     ),
     text=TextEncoding(
         tokenize=tokenize,

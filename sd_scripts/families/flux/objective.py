@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import option_metadata
 from sd_scripts.families.flux.card.options import FluxModelOptions
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.diffusion.flow_timesteps import loss_weights
@@ -88,9 +87,3 @@ def guidance_vector(components: Components, timesteps: Tensor, guidance: float) 
 def architecture(components: Components) -> str:
     """Return modelspec.architecture."""
     return f"flux-1-{components.extras['variant']}"
-
-
-def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of FLUX.1 have in addition to every family's."""
-    model = option_metadata(settings[FluxModelOptions], ("model_type", "apply_t5_attn_mask"))
-    return model | option_metadata(settings[FlowOptions], OBJECTIVE_METADATA)

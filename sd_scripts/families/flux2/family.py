@@ -3,7 +3,7 @@
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_metadata
+from sd_scripts.families.common.objective import FLOW_METADATA
 from sd_scripts.families.flux2.card import CARD
 from sd_scripts.families.flux2.load import BLOCK_LISTS, LAYOUTS, expected, prepare
 from sd_scripts.families.flux2.lora import TEXT_ENCODERS, TRANSFORMER
@@ -19,7 +19,7 @@ FAMILY = FLUX2 = Family(
         base_model_version=CARD.name,
         architecture=lambda components: "Flux.2-klein",
         implementation="https://github.com/black-forest-labs/flux2",
-        lora_metadata=flow_metadata,
+        lora_options=FLOW_METADATA,
     ),
     text=TextEncoding(
         tokenize=tokenize,

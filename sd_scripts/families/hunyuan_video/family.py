@@ -6,7 +6,7 @@ from sd_scripts.data.caches.caching import LatentLayout
 from sd_scripts.families.common.encoders.hunyuan_vae import encode_images, latent_shape
 from sd_scripts.families.common.encoders.llama import OUTPUTS, TEMPLATE, encode_text, pad_text, tokenize
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_named, blocks_of
-from sd_scripts.families.common.objective import flow_metadata
+from sd_scripts.families.common.objective import FLOW_METADATA
 from sd_scripts.families.hunyuan_video.card import CARD
 from sd_scripts.families.hunyuan_video.load import BLOCK_LISTS, LAYOUTS, expected
 from sd_scripts.families.hunyuan_video.lora import TEXT_ENCODERS, TRANSFORMER
@@ -20,7 +20,7 @@ FAMILY = HUNYUAN_VIDEO = Family(
         base_model_version="hunyuan_video",
         architecture=lambda components: "hunyuan-video",
         implementation="https://github.com/Tencent/HunyuanVideo",
-        lora_metadata=lambda settings, components: flow_metadata(settings, components, "guidance_scale"),
+        lora_options=(*FLOW_METADATA, "guidance_scale"),
     ),
     text=TextEncoding(
         tokenize=tokenize,

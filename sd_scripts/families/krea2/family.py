@@ -5,7 +5,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sd_scripts.families.common.encoders.causal_vae import encode_images, image_latents
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_metadata
+from sd_scripts.families.common.objective import FLOW_METADATA
 from sd_scripts.families.krea2.card import CARD
 from sd_scripts.families.krea2.load import BLOCK_LISTS, LAYOUTS, expected
 from sd_scripts.families.krea2.lora import TEXT_ENCODERS, TRANSFORMER
@@ -19,7 +19,7 @@ FAMILY = KREA2 = Family(
         base_model_version=CARD.name,
         architecture=lambda components: "Krea-2",
         implementation="https://github.com/krea-ai/krea-2",
-        lora_metadata=flow_metadata,
+        lora_options=FLOW_METADATA,
     ),
     text=TextEncoding(
         tokenize=tokenize,

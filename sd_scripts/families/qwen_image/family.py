@@ -5,7 +5,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoder
 
 from sd_scripts.families.common.encoders.causal_vae import encode_images, image_latents
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_metadata
+from sd_scripts.families.common.objective import FLOW_METADATA
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.load import BLOCK_LISTS, LAYOUTS, expected, problems
 from sd_scripts.families.qwen_image.lora import TEXT_ENCODERS, TRANSFORMER
@@ -19,7 +19,7 @@ FAMILY = QWEN_IMAGE = Family(
         base_model_version="qwen_image",
         architecture=lambda components: "Qwen-Image",
         implementation="https://github.com/QwenLM/Qwen-Image",
-        lora_metadata=flow_metadata,
+        lora_options=FLOW_METADATA,
     ),
     text=TextEncoding(
         tokenize=tokenize,

@@ -20,6 +20,7 @@ from sd_scripts.families.sdxl.text import encode_text, text_cache_key, text_limi
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds
 from sd_scripts.families.sdxl.vae import LATENTS, encode_images
 from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 
 FAMILY = SDXL = Family(
@@ -53,7 +54,7 @@ FAMILY = SDXL = Family(
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,
-    problems=lambda sources, settings: [*width_problems(sources), *problems(sources, settings)],
+    problems=lambda sources, settings: [*width_problems(sources), *problems(sources, settings.get(MemoryOptions))],
     encode_images=encode_images,
     place_denoiser=place,
     checkpoint_gradients=checkpoint_gradients,

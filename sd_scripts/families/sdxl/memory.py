@@ -15,7 +15,6 @@ from sd_scripts.families.sdxl.unet import compile_targets
 from sd_scripts.library.diffusion.block_swap import SLOTS, SwapGroup
 from sd_scripts.library.files.lean_diffusers import BasicTransformerBlock, ResnetBlock2D, Transformer2DModel
 from sd_scripts.options.memory import MemoryOptions
-from sd_scripts.settings.settings import Settings
 
 
 def place(components: Components, placement: Placement, device: torch.device) -> None:
@@ -33,11 +32,11 @@ def place(components: Components, placement: Placement, device: torch.device) ->
             part.forward = partial(_forward, part, unet.swapper)  # type: ignore[method-assign]
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+def problems(sources: Mapping[str, WeightSource], memory: MemoryOptions | None) -> list[str]:
     """Return a problem if more blocks are to be swapped than the U-Net has to spare."""
     count = len(swappable_blocks(sources[DENOISER].empty))
     return swap_problems(
-        settings.get(MemoryOptions),
+        memory,
         max(count - SLOTS, 0),
         f"a U-Net with {count} transformer blocks of the largest size",
     )

@@ -12,6 +12,7 @@ from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan import load
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.experts import boundary_of, trained_experts
+from sd_scripts.families.wan.card.options import WanSamplingOptions
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.settings.settings import Settings
 
@@ -24,7 +25,7 @@ def prepare(components: Components, settings: Settings) -> None:
     load.prepare(components, settings)
     if HIGH_NOISE not in components.sources:
         return
-    boundary = boundary_for(components, settings)
+    boundary = boundary_for(components, settings[WanSamplingOptions])
     sources = components.sources
     low, high = trained_experts(settings, boundary)
     sources[HIGH_NOISE] = replace(sources[HIGH_NOISE], device="cpu")
@@ -46,9 +47,9 @@ def expert_metadata(components: Components) -> dict[str, str]:
     return {TRAINED: f"{LOW},{HIGH}" if components.experts else one}
 
 
-def boundary_for(components: Components, settings: Settings) -> float:
+def boundary_for(components: Components, options: WanSamplingOptions) -> float:
     params = cast(WanTransformer, components.denoiser).params
-    return boundary_of(settings, reads_images=params.in_channels > params.channels)
+    return boundary_of(options, reads_images=params.in_channels > params.channels)
 
 
 def velocity_of(
@@ -64,7 +65,7 @@ def velocity_of(
     return UntrainedExpert(
         components,
         component=HIGH_NOISE,
-        boundary=boundary_for(components, settings),
+        boundary=boundary_for(components, settings[WanSamplingOptions]),
         trains_high=bool(components.extras.get(TRAINS_HIGH)),
         make=make,
         place=lambda model, device: load.BLOCK_LISTS.place_model(model, placement_of(settings), device),

@@ -12,12 +12,13 @@ from sd_scripts.families.common.encoders.umt5 import (
     tokenize,
 )
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_named, blocks_of
+from sd_scripts.families.common.objective import FLOW_METADATA
 from sd_scripts.families.wan.card import CARD
 from sd_scripts.families.wan.conditions import CONDITIONS
-from sd_scripts.families.wan.experts import prepare
+from sd_scripts.families.wan.experts import expert_metadata, prepare
 from sd_scripts.families.wan.load import BLOCK_LISTS, LAYOUTS, expected, problems
 from sd_scripts.families.wan.lora import TEXT_ENCODERS, TRANSFORMER
-from sd_scripts.families.wan.objective import loss, metadata, step_inputs
+from sd_scripts.families.wan.objective import loss, step_inputs
 from sd_scripts.families.wan.sampling import LATENTS, prompt_captions, sample
 
 FAMILY = WAN = Family(
@@ -26,7 +27,8 @@ FAMILY = WAN = Family(
         base_model_version="wan",
         architecture=lambda components: "wan",
         implementation="https://github.com/Wan-Video/Wan2.1",
-        lora_metadata=metadata,
+        lora_options=(*FLOW_METADATA, "preserve_distribution_shape"),
+        lora_metadata=expert_metadata,
     ),
     text=TextEncoding(
         tokenize=tokenize,

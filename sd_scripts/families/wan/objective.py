@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.encoders.umt5 import STATES
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, flow_loss, flow_metadata
+from sd_scripts.families.common.objective import flow_inputs, flow_loss
 from sd_scripts.families.wan.conditions import CONDITION, CONTROL, FEATURES, START, input_channels
-from sd_scripts.families.wan.experts import expert_metadata
 from sd_scripts.settings.settings import Settings
 
 
@@ -48,8 +47,3 @@ def predict(
     latents = input_channels(noisy, conditions)
     velocity: Tensor = transformer(latents, text[STATES], timesteps, conditions.get(FEATURES), skipped)
     return velocity.to(torch.float32)
-
-
-def metadata(settings: Settings, components: Components) -> dict[str, str]:
-    """Return the metadata that LoRA files of Wan have in addition to every family's."""
-    return flow_metadata(settings, components, "preserve_distribution_shape") | expert_metadata(components)

@@ -4,7 +4,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sd_scripts.families.common.encoders.flux_vae import encode_images, latent_layout
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_of
-from sd_scripts.families.common.objective import flow_inputs, flow_metadata
+from sd_scripts.families.common.objective import FLOW_METADATA, flow_inputs
 from sd_scripts.families.z_image.card import CARD
 from sd_scripts.families.z_image.load import BLOCK_LISTS, COMPILED, LAYOUTS, expected
 from sd_scripts.families.z_image.lora import TEXT_ENCODERS, TRANSFORMER
@@ -19,7 +19,7 @@ FAMILY = Z_IMAGE = Family(
         base_model_version=CARD.name,
         architecture=lambda components: "Z-Image",
         implementation="https://github.com/Tongyi-MAI/Z-Image",
-        lora_metadata=flow_metadata,
+        lora_options=FLOW_METADATA,
     ),
     text=TextEncoding(
         tokenize=tokenize,

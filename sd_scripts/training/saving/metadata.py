@@ -109,7 +109,7 @@ class FileMetadata:
         complete = replace(self._run, base_files=base_files)
         steps = self._train_state.progress.step
         common = training_metadata(settings, complete, epoch=epochs, steps=steps, now=now)
-        own = {} if self._options.no_metadata else identity.lora_metadata(settings, self._components)
+        own = {} if self._options.no_metadata else identity.lora_entries(settings.values(), self._components)
         return _encodable({**common, **own, **spec})
 
 

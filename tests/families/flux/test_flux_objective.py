@@ -11,8 +11,9 @@ from torch import Tensor
 from sd_scripts.families.common.family import Components, StepInputs
 from sd_scripts.families.common.objective import flow_inputs, flow_validation_timesteps
 from sd_scripts.families.flux import objective
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, rope_table
-from sd_scripts.families.flux.objective import architecture, metadata, predict
+from sd_scripts.families.flux.objective import architecture, predict
 from sd_scripts.families.flux.vae import decode_latents, encode_images
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, rope_widths, unpack
 from sd_scripts.options.optimization.loss import NoiseOptions
@@ -254,7 +255,8 @@ def test_validation_uses_four_sigmas_of_the_trained_range() -> None:
 
 
 def test_a_lora_file_records_how_flux_was_trained(components: Components) -> None:
-    assert metadata(flux_settings(timestep_sampling="shift", apply_t5_attn_mask=True), components) == {
+    settings = flux_settings(timestep_sampling="shift", apply_t5_attn_mask=True)
+    assert FLUX.identity.lora_entries(settings.values(), components) == {
         "ss_model_type": "flux",
         "ss_apply_t5_attn_mask": "True",
         "ss_weighting_scheme": "uniform",

@@ -9,9 +9,9 @@ BOUNDARY, BOUNDARY_OF_IMAGES = 0.875, 0.9
 TIMESTEPS = 1000
 
 
-def boundary_of(values: OptionValues, *, reads_images: bool) -> float:
+def boundary_of(options: WanSamplingOptions, *, reads_images: bool) -> float:
     """Return from which noise level on, of 1, the model for high noise is used."""
-    chosen = values[WanSamplingOptions].timestep_boundary
+    chosen = options.timestep_boundary
     if chosen is None:
         return BOUNDARY_OF_IMAGES if reads_images else BOUNDARY
     return chosen if chosen <= 1 else chosen / TIMESTEPS
@@ -29,5 +29,5 @@ def trained_experts(values: OptionValues, boundary: float) -> tuple[bool, bool]:
 def trains_both(values: OptionValues) -> bool:
     """Return whether a run trains a LoRA on both models, as far as the options show."""
     model = values[WanModelOptions]
-    boundary = boundary_of(values, reads_images=bool(model.task and "i2v" in model.task))
+    boundary = boundary_of(values[WanSamplingOptions], reads_images=bool(model.task and "i2v" in model.task))
     return bool(model.dit_high_noise) and all(trained_experts(values, boundary))
