@@ -93,7 +93,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
         settings = from_values(script_for(family, tab.method), legacy.values)
         family = settings.script.family
         remarks = tuple(remark for remark in legacy.remarks if remark.name != PROMPTS)
-        opened = _opened(settings, family, remarks, legacy.prompts)
+        opened = _opened(settings, remarks, legacy.prompts)
         if legacy.prompts:  # they will be in a file, so the sampling options have an effect
             with_prompts = from_values(script_for(family, tab.method), {**legacy.values, PROMPTS: "prompts.txt"})
             opened = replace(opened, remarks=(*remarks, *with_prompts.remarks))
@@ -109,7 +109,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
     if shown and "family" not in raw and card_of(shown).trains(family):
         family = shown  # which reads the same settings
     settings = from_values(script_for(family, tab.method), raw)
-    return _opened(settings, settings.script.family)
+    return _opened(settings)
 
 
 def tab_for(path: Path) -> Tab:
@@ -205,11 +205,12 @@ def save_prompts(configuration: Path, prompts: str, allowed_paths: AllowedPaths 
     raise AssertionError
 
 
-def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), prompts: str = "") -> Opened:
+def _opened(settings: Settings, remarks: tuple[Remark, ...] = (), prompts: str = "") -> Opened:
     text = "is named like a secret, so it is neither kept nor saved"
     left_out = [Remark(name, text) for name in secret_names(settings.unknown)]
     unknown = without_secrets(settings.unknown)
-    return Opened(settings.changed(), family, unknown, (*remarks, *settings.remarks, *left_out), prompts=prompts)
+    every = (*remarks, *settings.remarks, *left_out)
+    return Opened(settings.changed(), settings.script.family, unknown, every, prompts=prompts)
 
 
 def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
 from sd_scripts.planning.speeds import Estimate, Speeds, model_size, pays_elsewhere
 from sd_scripts.planning.steps import plan_training
-from sd_scripts.planning.trained_shapes import shapes_of, smaller_share
+from sd_scripts.planning.trained_shapes import shapes_of, share_at_high_noise, smaller_share
 from sd_scripts.settings.checks.model_files import model_variant
 from sd_scripts.settings.launching.accelerate_command import processes_of
 from sd_scripts.settings.preflight import prompt_file
@@ -182,7 +182,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         buckets=_buckets(data),
         crops=crops_of(data),
         shapes=_shapes(card, shapes),
-        smaller_share=smaller_share(settings, card, data),
+        smaller_share=smaller_share(data, partial(share_at_high_noise, settings, card)),
         batches_per_epoch=batches,
         accumulation=train_plan.accumulation,
         processes=processes,

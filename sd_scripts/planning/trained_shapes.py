@@ -1,5 +1,8 @@
 """The batch shapes of a run, with those of the smaller size at high noise."""
 
+from collections.abc import Callable
+from functools import partial
+
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.plan.epochs import BatchShape, ShortBatches, trained_shapes
@@ -18,17 +21,18 @@ def shapes_of(
     `short_batches`: as the settings have it if None."""
     return trained_shapes(
         plan,
-        lambda bucket: share_at_high_noise(settings, card, bucket),
+        partial(share_at_high_noise, settings, card),
         short_batches=short_batches or settings[DatasetOptions].short_batches,
     )
 
 
-def smaller_share(settings: Settings, card: FamilyCard, plan: DataPlan) -> float:
-    """Return the share of an epoch's images that are trained at their smaller size, on average."""
+def smaller_share(plan: DataPlan, share: Callable[[Extent], float]) -> float:
+    """Return the share of an epoch's images that are trained at their smaller size, on average. `share`: as
+    share_at_high_noise of a bucket."""
     smaller = 0.0
     for (_, bucket), items in plan.groups.items():
         if items[0].smaller:
-            smaller += share_at_high_noise(settings, card, bucket) * sum(item.repeats for item in items)
+            smaller += share(bucket) * sum(item.repeats for item in items)
     return smaller / max(1, sum(item.repeats for item in plan.items))
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sd_scripts.options.generating.generate import FILES_OF, GenerateOptions
@@ -19,6 +19,8 @@ FIRST_OF = {*FILES_OF, *FILES_OF.values()}
 """Options with lists whose first entry is compared."""
 MOST_CELLS = 400
 AXES = 2
+Changes = Mapping[str, Mapping[str, object]]
+"""A value of an axis, as it was written -> the option with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +37,15 @@ class Cell:
 def cells_of(settings: Settings) -> list[Cell]:
     """Return the cells of the grid, row by row; without a sweep, one. All have the same seeds, unless seeds are
     compared. Raises ValueError, one sentence."""
-    (across, values), (down, more) = _axes(settings)
+    (across, columns), (down, rows) = _axes(settings)
     return [
         Cell(
-            settings=settings.replaced({**_value(settings, across, one), **_value(settings, down, other)}),
+            settings=settings.replaced({**columns[one], **rows[other]}),
             labels={name: value for name, value in ((across, one), (down, other)) if name},
             column=column,
             row=row,
         )
-        for (row, other), (column, one) in itertools.product(enumerate(more), enumerate(values))
+        for (row, other), (column, one) in itertools.product(enumerate(rows), enumerate(columns))
     ]
 
 
@@ -55,20 +57,20 @@ def seeded(settings: Settings, seed: int) -> Settings:
     return settings.replaced({"image_seed": seed % (LARGEST_SEED + 1)}) if unset and has_sweep else settings
 
 
-def _axes(settings: Settings) -> list[tuple[str, Sequence[str]]]:
-    """Return the option and the values of each axis; an axis that is not used has neither, but one place."""
+def _axes(settings: Settings) -> list[tuple[str, Changes]]:
+    """Return the option and the changes of each axis; an axis that is not used has neither, but one place."""
     found = [_axis(settings, text) for text in settings[GenerateOptions].sweep]
     if len(found) > AXES:
         raise ValueError(f"sweep: compares {len(found)} options; compare one or two")
     if len({name for name, _ in found}) < len(found):
         raise ValueError(f"sweep: names {found[0][0]} twice; compare two different options")
-    axes = [*found, *[("", [""])] * (AXES - len(found))]
+    axes = [*found, *[("", {"": {}})] * (AXES - len(found))]
     if (cells := len(axes[0][1]) * len(axes[1][1])) > MOST_CELLS:
         raise ValueError(f"sweep: makes {cells:,} images of each prompt; compare at most {MOST_CELLS}")
     return axes
 
 
-def _axis(settings: Settings, text: str) -> tuple[str, Sequence[str]]:
+def _axis(settings: Settings, text: str) -> tuple[str, Changes]:
     name, _, listed = text.partition("=")
     name = name.strip().lstrip("-")
     if name not in SWEPT or name not in settings.options:
@@ -81,16 +83,11 @@ def _axis(settings: Settings, text: str) -> tuple[str, Sequence[str]]:
     if name == "lora_multiplier" and not settings.value("lora_weights"):
         raise ValueError("sweep: there is no adapter whose strength could be compared; set lora_weights")
     option: Option = settings.options[name]
+    changes = {}
     for value in values:
         read = option.read([value] if option.many else value)
         if problem := option.problem(read):
             raise ValueError(f"sweep: {name}: {problem}")
-    return name, values
-
-
-def _value(settings: Settings, name: str, text: str) -> dict[str, object]:
-    """Return the option with its value in a cell, if the axis has one."""
-    if not name:
-        return {}
-    first = [text, *map(str, settings.value(name)[1:])] if name in FIRST_OF else text
-    return {name: settings.options[name].read(first)}
+        first = [value, *map(str, settings.value(name)[1:])] if name in FIRST_OF else value
+        changes[value] = {name: option.read(first)}
+    return name, changes

@@ -5,17 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from sd_scripts.families.chroma.text import MASK, STATES
-from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.family import Components
+from sd_scripts.families.common.objective import velocity_loss
 from sd_scripts.families.flux.objective import prediction_loss
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
-from sd_scripts.settings.settings import Settings
-
-
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
-    """Return the loss of each image (B,) float32."""
-    model = inputs.model
-    prediction = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text)
-    return prediction_loss(prediction, model, settings)
 
 
 def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict[str, Tensor]) -> Tensor:
@@ -28,6 +21,9 @@ def predict(transformer: nn.Module, noisy: Tensor, timesteps: Tensor, text: dict
     grid = grid_of(noisy)
     tokens = chroma(pack(noisy), text[STATES], None, timesteps, None, grid, text.get(MASK))
     return unpack(tokens, grid).float()
+
+
+loss = velocity_loss(predict, loss_of=prediction_loss)
 
 
 def metadata(components: Components) -> dict[str, str]:

@@ -171,15 +171,20 @@ def flow_loss(velocity: Tensor, inputs: Mapping[str, Tensor], settings: Settings
     return diffusion_loss(velocity, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=mask)
 
 
-def velocity_loss(predict: Callable[..., Tensor], *, controls: bool = False) -> Loss:
+def velocity_loss(
+    predict: Callable[..., Tensor],
+    *,
+    controls: bool = False,
+    loss_of: Callable[[Tensor, Mapping[str, Tensor], Settings], Tensor] = flow_loss,
+) -> Loss:
     """Return the loss of a model that predicts the velocity from noisy latents, timesteps and text, and with `controls`
-    from the latents of control images."""
+    from the latents of control images. `loss_of`: what the model returned, inputs, settings -> its loss."""
 
     def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
         model = inputs.model
         more = (inputs.controls,) if controls else ()
         velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, *more)
-        return flow_loss(velocity, model, settings)
+        return loss_of(velocity, model, settings)
 
     return loss
 

@@ -11,7 +11,6 @@ from sd_scripts.families.cards.model_file import is_hub_id
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.publish.trained import Trained
 
 IMAGES = "images"
@@ -103,19 +102,15 @@ def _body(trained: Trained) -> Iterator[str]:
     if own.metadata_usage_hint:
         yield from (own.metadata_usage_hint, "")
     yield from ("## Training", "", "| setting | value |", "|---|---|")
+    changed = settings.changed()
     rows = {
         "base model": Path(settings[ModelOptions].pretrained_model_name_or_path or "").name,
         "steps": trained.state.step or "",
         "images": facts.get("images", ""),
         "seed": facts.get("seed", ""),
-        **_options(settings),
+        **{name: changed[name] for name in SHOWN if name in changed},
     }
     yield from (f"| {name} | {_cell(value)} |" for name, value in rows.items() if value not in ("", None, []))
-
-
-def _options(settings: Settings) -> dict[str, Any]:
-    values = settings.values()
-    return {name: values[name] for name in SHOWN if name in values and values[name] != settings.options[name].default}
 
 
 def _cell(value: Any) -> str:
