@@ -14,11 +14,10 @@ from sd_scripts.formats.words import listed, some
 from sd_scripts.machine import garbage_collection
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import run
-from sd_scripts.settings.catalog import FAMILY_TITLES, SCRIPTS, script_for
+from sd_scripts.settings.catalog import FAMILY_TITLES, SCRIPTS
 from sd_scripts.settings.command_line import flag_of
 from sd_scripts.settings.encoding import ENCODING_OPTIONS
 from sd_scripts.settings.family_options import each_option
-from sd_scripts.settings.settings import Settings
 from sd_scripts.tools.captioning.tool import parser
 
 
@@ -65,7 +64,7 @@ def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
     with garbage_collection.importing():  # torch is slow to import: fail on bad flags first
         from sd_scripts.tools.captioning.encoding import encode
 
-    for path, (width, height) in encode(args, family, _settings(args, family), images, reporter).items():
+    for path, (width, height) in encode(args, family, images, reporter).items():
         entries[keys[path]] = {**entries.get(keys[path], {}), "train_resolution": [width, height]}
     write_metadata(out, entries, "out_json")
     return out
@@ -78,14 +77,6 @@ def _family(args: argparse.Namespace) -> str:
         titles = listed(FAMILY_TITLES.values(), "or")
         raise ValueError(f"family: cannot tell whether '{model}' is {titles}; set --family")
     return family
-
-
-def _settings(args: argparse.Namespace, family: str) -> Settings:
-    """Return the settings of a training run that encodes with this VAE."""
-    script = script_for(family, "full")
-    own = {o.name for group in script.groups for o in each_option(group) if family in o.families}
-    values = {name: getattr(args, name) for name in ENCODING_OPTIONS if name in own}
-    return Settings(script, {**values, "pretrained_model_name_or_path": args.model_name_or_path})
 
 
 if __name__ == "__main__":

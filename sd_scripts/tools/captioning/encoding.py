@@ -17,13 +17,14 @@ from sd_scripts.families.common.family import family_of
 from sd_scripts.library.files.safetensors_io import PRECISIONS
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
+from sd_scripts.settings.catalog import script_for
+from sd_scripts.settings.encoding import ENCODING_OPTIONS
+from sd_scripts.settings.family_options import each_option
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.training_data import encoder_key
 
 
-def encode(
-    args: Namespace, family: str, settings: Settings, images: Sequence[Path], reporter: Reporter
-) -> dict[Path, Size]:
+def encode(args: Namespace, family: str, images: Sequence[Path], reporter: Reporter) -> dict[Path, Size]:
     """Encode the images; return the bucket of each readable one. ValueError names the option at fault.
 
     `args`: the flags of prepare_buckets_latents.
@@ -41,7 +42,7 @@ def encode(
         record.card,
         warn=reporter.warn,
     )
-    components = record.open(settings, PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)
+    components = record.open(_settings(args, family), PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)
     key = encoder_key([components.first_values(VAE)])
     components.vae.to(device)
     try:
@@ -61,6 +62,14 @@ def encode(
     except torch.OutOfMemoryError:
         raise ValueError("batch_size: out of GPU memory; lower batch_size or max_resolution") from None
     return {item.path: item.fit.bucket.size for item in plan.items}
+
+
+def _settings(args: Namespace, family: str) -> Settings:
+    """Return the settings of a training run that encodes with this VAE."""
+    script = script_for(family, "full")
+    own = {o.name for group in script.groups for o in each_option(group) if family in o.families}
+    values = {name: getattr(args, name) for name in ENCODING_OPTIONS if name in own}
+    return Settings(script, {**values, "pretrained_model_name_or_path": args.model_name_or_path})
 
 
 def _rules(args: Namespace) -> BucketRules:
