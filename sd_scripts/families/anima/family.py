@@ -13,6 +13,7 @@ from sd_scripts.families.anima.sampling import prompt_captions, sample, sample_b
 from sd_scripts.families.common.encoders.causal_vae import encode_images, image_latents
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.common.objective import FLOW_METADATA, flow_inputs
+from sd_scripts.options.model import ModelOptions
 
 FAMILY = ANIMA = Family(
     card=CARD,
@@ -44,7 +45,7 @@ FAMILY = ANIMA = Family(
     ),
     latents=image_latents(CARD.name),
     layouts=LAYOUTS,
-    prepare=prepare,
+    prepare=lambda components, settings: prepare(components, settings[ModelOptions]),
     expected=expected,
     block_lists=BLOCK_LISTS,
     encode_images=encode_images,

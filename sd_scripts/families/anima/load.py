@@ -24,7 +24,6 @@ from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5, Tokenizers, find_tokenizer
 from sd_scripts.options.model import MODEL, ModelOptions
-from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"blocks": ""}, few_tokens=Modulation)
@@ -46,12 +45,12 @@ LAYOUTS = {
 }
 
 
-def prepare(components: Components, settings: Settings) -> None:
+def prepare(components: Components, model: ModelOptions) -> None:
     if ADAPTER in components.sources:
         _join_adapter(components)
     transformer: Any = components.sources[DENOISER].empty
     words = transformer.llm_adapter.params.words
-    folder = settings[ModelOptions].tokenizer_cache_dir
+    folder = model.tokenizer_cache_dir
     source = Path(components.source)
     components.extras = {T5_TOKENIZER: Tokenizers(lambda: [find_tokenizer(T5, T5_TOKENIZER, source, folder, words)])}
 

@@ -10,7 +10,6 @@ from sd_scripts.families.chroma.objective import loss, metadata
 from sd_scripts.families.chroma.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.chroma.text import (
     OUTPUTS,
-    adapted_encoders,
     encode_text,
     pad_text,
     text_cache_fits,
@@ -19,8 +18,10 @@ from sd_scripts.families.chroma.text import (
     tokenize,
 )
 from sd_scripts.families.common.family import FileIdentity, TextEncoding
+from sd_scripts.families.flux.card.options import FluxModelOptions, FluxNetworkOptions, trains_t5xxl
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.objective import OBJECTIVE_METADATA
+from sd_scripts.options.networks.network import NetworkOptions
 
 FAMILY = CHROMA = replace(
     FLUX,
@@ -36,7 +37,7 @@ FAMILY = CHROMA = replace(
         tokenize=tokenize,
         encode=encode_text,
         prompt_captions=prompt_captions,
-        adapted=adapted_encoders,
+        adapted=lambda settings: (trains_t5xxl(settings[NetworkOptions], settings[FluxNetworkOptions]),),
         cache_suffix="chroma_te",
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
@@ -47,7 +48,7 @@ FAMILY = CHROMA = replace(
     ),
     blocks=replace(FLUX.blocks, title=CARD.title),
     layouts=LAYOUTS,
-    prepare=prepare,
+    prepare=lambda components, settings: prepare(components, settings[FluxModelOptions]),
     expected=expected,
     problems=lambda sources, settings: [],
     loss=loss,

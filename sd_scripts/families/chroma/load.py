@@ -10,7 +10,6 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components, Wei
 from sd_scripts.families.common.problems import Expected
 from sd_scripts.families.flux import load as flux
 from sd_scripts.families.flux.card.options import FluxModelOptions
-from sd_scripts.settings.settings import Settings
 
 T5XXL = "text_encoder1"
 LAYOUTS = {
@@ -24,8 +23,8 @@ LAYOUTS = {
 }
 
 
-def prepare(components: Components, settings: Settings) -> None:
-    components.extras = {"t5_length": settings[FluxModelOptions].t5xxl_max_token_length or T5_LENGTH}
+def prepare(components: Components, model: FluxModelOptions) -> None:
+    components.extras = {"t5_length": model.t5xxl_max_token_length or T5_LENGTH}
 
 
 def expected(sources: Mapping[str, WeightSource]) -> Expected:

@@ -10,11 +10,8 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.encoders.captions import CaptionOutputs
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.flux.card import limit_of
-from sd_scripts.families.flux.card.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.networks.network import NetworkOptions
-from sd_scripts.settings.settings import Settings
 
 STATES, MASK = "t5_out", "t5_attn_mask"
 OUTPUTS = CaptionOutputs(states=STATES, mask=MASK)
@@ -88,8 +85,3 @@ def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bo
         return False
     tokens, width = tensors[STATES].shape[-2:]
     return width == transformer.shape.text_width and tokens <= components.extras["t5_length"]
-
-
-def adapted_encoders(settings: Settings) -> tuple[bool, ...]:
-    """Return whether T5 is adapted, which the options must enable."""
-    return (trains_t5xxl(settings[NetworkOptions], settings[FluxNetworkOptions]),)

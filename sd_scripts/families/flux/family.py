@@ -3,12 +3,12 @@
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.common.objective import flow_inputs
 from sd_scripts.families.flux.card import CARD
+from sd_scripts.families.flux.card.options import FluxModelOptions, FluxNetworkOptions, trains_t5xxl
 from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, expected, prepare, problems
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.objective import OBJECTIVE_METADATA, architecture, loss
 from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
 from sd_scripts.families.flux.text import (
-    adapted_encoders,
     encode_text,
     text_cache_fits,
     text_cache_key,
@@ -18,6 +18,8 @@ from sd_scripts.families.flux.text import (
 from sd_scripts.families.flux.vae import LATENTS, encode_images
 from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
 from sd_scripts.library.text.tokenizers import CLIP_LENGTH
+from sd_scripts.options.networks.network import NetworkOptions
+from sd_scripts.options.optimization.flow import FlowOptions
 
 FAMILY = FLUX = Family(
     card=CARD,
@@ -31,7 +33,7 @@ FAMILY = FLUX = Family(
         tokenize=tokenize,
         encode=encode_text,
         prompt_captions=prompt_captions,
-        adapted=adapted_encoders,
+        adapted=lambda settings: (True, trains_t5xxl(settings[NetworkOptions], settings[FluxNetworkOptions])),
         cache_suffix="flux_te",
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,
@@ -47,9 +49,9 @@ FAMILY = FLUX = Family(
     ),
     latents=LATENTS,
     layouts=LAYOUTS,
-    prepare=prepare,
+    prepare=lambda components, settings: prepare(components, settings[FluxModelOptions]),
     expected=expected,
-    problems=problems,
+    problems=lambda sources, settings: problems(sources, settings[FlowOptions]),
     block_lists=BLOCK_LISTS,
     encode_images=encode_images,
     step_inputs=flow_inputs,

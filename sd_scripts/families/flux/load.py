@@ -17,7 +17,6 @@ from sd_scripts.families.flux.card.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer, Modulation
 from sd_scripts.library.text.tokenizers import CLIP, T5
 from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER, T5XXL = "text_encoder1", "text_encoder2"
 BLOCK_LISTS = BlockLists(
@@ -46,8 +45,7 @@ LAYOUTS = {
 }
 
 
-def prepare(components: Components, settings: Settings) -> None:
-    flux = settings[FluxModelOptions]
+def prepare(components: Components, flux: FluxModelOptions) -> None:
     guided = _params(components.sources).guidance
     variant = "dev" if guided else "schnell"
     components.extras = {
@@ -71,9 +69,9 @@ def expected(sources: Mapping[str, WeightSource]) -> Expected:
     }
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+def problems(sources: Mapping[str, WeightSource], flow: FlowOptions) -> list[str]:
     """Return a problem if schnell, which has no guidance, is given one."""
-    default, guidance = FlowOptions.guidance_scale, settings[FlowOptions].guidance_scale
+    default, guidance = FlowOptions.guidance_scale, flow.guidance_scale
     of_dev = RECOMMENDED["guidance_scale"]  # settings for dev may be used for schnell
     if _params(sources).guidance or guidance in (default, of_dev):
         return []

@@ -9,12 +9,9 @@ from torch import Tensor
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.flux import card
-from sd_scripts.families.flux.card.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.formats.text_limit import TextLimit
 from sd_scripts.library.text.clip_pooled import clip_pooled
 from sd_scripts.library.text.tokenizers import CLIP_LENGTH
-from sd_scripts.options.networks.network import NetworkOptions
-from sd_scripts.settings.settings import Settings
 
 CLIP, T5 = 0, 1
 """Indices of the encoders."""
@@ -92,8 +89,3 @@ def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bo
         return False
     masked = bool(tensors["apply_t5_attn_mask"]) == components.extras["apply_t5_attn_mask"]
     return masked and len(tensors["t5_attn_mask"]) == components.extras["t5_length"]
-
-
-def adapted_encoders(settings: Settings) -> tuple[bool, ...]:
-    """Return whether each encoder is adapted: CLIP-L always, T5 if the options enable it."""
-    return True, trains_t5xxl(settings[NetworkOptions], settings[FluxNetworkOptions])

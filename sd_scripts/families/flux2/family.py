@@ -40,7 +40,7 @@ FAMILY = FLUX2 = Family(
     ),
     latents=LATENTS,
     layouts=LAYOUTS,
-    prepare=prepare,
+    prepare=lambda components, settings: prepare(components),
     expected=expected,
     block_lists=BLOCK_LISTS,
     encode_images=encode_images,

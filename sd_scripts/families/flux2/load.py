@@ -15,7 +15,6 @@ from sd_scripts.families.flux2.model import Flux2Params, Flux2Transformer
 from sd_scripts.families.flux2.text import LAYERS
 from sd_scripts.families.flux2.vae import make_vae
 from sd_scripts.library.files import ldm_layout
-from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"double_blocks": "double", "single_blocks": "single"}, counts=swap_counts)
@@ -41,7 +40,7 @@ LAYOUTS = {
 }
 
 
-def prepare(components: Components, settings: Settings) -> None:
+def prepare(components: Components) -> None:
     encoder: Any = components.sources[TEXT_ENCODER].empty
     components.extras = {"layers": tuple(min(number, encoder.config.num_hidden_layers) for number in LAYERS)}
 

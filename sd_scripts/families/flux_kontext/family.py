@@ -9,15 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from sd_scripts.families.common.components import DENOISER, WeightSource
+from sd_scripts.families.flux import load
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux_kontext.card import ARCHITECTURE, CARD
-from sd_scripts.settings.settings import Settings
+from sd_scripts.options.optimization.flow import FlowOptions
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+def problems(sources: Mapping[str, WeightSource], flow: FlowOptions) -> list[str]:
     """Return the problems of FLUX.1, and one if the transformer is schnell's."""
     transformer: Any = sources[DENOISER].empty
-    flux_problems = FLUX.problems(sources, settings)
+    flux_problems = load.problems(sources, flow)
     if transformer.shape.guidance:
         return flux_problems
     path = sources[DENOISER].path
@@ -32,5 +33,5 @@ FAMILY = KONTEXT = replace(
     card=CARD,
     identity=replace(FLUX.identity, base_model_version=CARD.name, architecture=lambda components: ARCHITECTURE),
     blocks=replace(FLUX.blocks, title=CARD.title),
-    problems=problems,
+    problems=lambda sources, settings: problems(sources, settings[FlowOptions]),
 )

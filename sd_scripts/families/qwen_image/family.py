@@ -43,7 +43,7 @@ FAMILY = QWEN_IMAGE = Family(
     latents=image_latents(CARD.name),
     layouts=LAYOUTS,
     expected=expected,
-    problems=problems,
+    problems=lambda sources, settings: problems(sources),
     block_lists=BLOCK_LISTS,
     encode_images=encode_images,
     step_inputs=step_inputs,

@@ -16,7 +16,6 @@ from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.text.tokenizers import QWEN
-from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"transformer_blocks": ""}, few_tokens=Modulation)
@@ -43,7 +42,7 @@ def expected(sources: Mapping[str, WeightSource]) -> Expected:
     return {TEXT_ENCODER: ("hidden_size", params.text_width), **of_vae}
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+def problems(sources: Mapping[str, WeightSource]) -> list[str]:
     """Return a problem if the VAE is of a different model."""
     if not _is_layered(sources):
         return []

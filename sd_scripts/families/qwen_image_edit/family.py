@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sd_scripts.families.common.family import DENOISER_ALONE, Components, ModelWeights
 from sd_scripts.families.qwen_image.card import ZERO_COND_T
+from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
 from sd_scripts.families.qwen_image_edit.card import ARCHITECTURES, CARD, EDIT_2511
 from sd_scripts.families.qwen_image_edit.load import LAYOUTS, prepare, problems
@@ -49,7 +50,7 @@ FAMILY = QWEN_IMAGE_EDIT = replace(
     ),
     blocks=replace(QWEN_IMAGE.blocks, title=CARD.title),
     layouts=LAYOUTS,
-    prepare=prepare,
-    problems=problems,
+    prepare=lambda components, settings: prepare(components, settings[QwenImageModelOptions]),
+    problems=lambda sources, settings: problems(sources, settings[QwenImageModelOptions]),
     saving=replace(DENOISER_ALONE, tensors=file_tensors),
 )

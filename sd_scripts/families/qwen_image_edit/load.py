@@ -22,7 +22,6 @@ from sd_scripts.families.qwen_image_edit.text import VERSION
 from sd_scripts.families.qwen_image_edit.vision import MERGED
 from sd_scripts.formats.models.safetensors_header import read_header
 from sd_scripts.library.files.state_dicts import Shapes, State, count
-from sd_scripts.settings.settings import Settings
 
 VISUAL = "visual."
 HEAD_WIDTH = 80
@@ -80,26 +79,26 @@ LAYOUTS = {
 }
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+def problems(sources: Mapping[str, WeightSource], options: QwenImageModelOptions) -> list[str]:
     """Return the problems of Qwen-Image, of a model_version that is not the model's, and of
     a text encoder whose parts are of different models."""
-    sentences = base.problems(sources, settings)
+    sentences = base.problems(sources)
     if encoder := sources.get(TEXT_ENCODER):
         language: Any = encoder.empty
         seen, read = language.visual.config.out_hidden_size, language.config.hidden_size
         if seen != read:
             why = f"has a vision tower for {seen} values, but its language model reads {read}; choose another file"
             sentences.append(f"text_encoder: '{encoder.path}' {why}")
-    version, model = settings[QwenImageModelOptions].model_version, Path(sources[DENOISER].path)
+    version, model = options.model_version, Path(sources[DENOISER].path)
     if version and version != EDIT_2511 and _version_of(model) == EDIT_2511:
         why = f"'{model}' is Qwen-Image-Edit-2511; set edit-2511 or leave it unset"
         sentences.append(f"model_version: {version} is not the model's version: {why}")
     return sentences
 
 
-def prepare(components: Components, settings: Settings) -> None:
+def prepare(components: Components, options: QwenImageModelOptions) -> None:
     """Note which version is trained: model_version, else the version in the model's folder or file, else edit-2509."""
-    version = settings[QwenImageModelOptions].model_version or _version_of(Path(components.source)) or EDIT_PLUS
+    version = options.model_version or _version_of(Path(components.source)) or EDIT_PLUS
     components.extras[VERSION] = version
     if version == EDIT_2511 and (source := components.sources.get(DENOISER)):
         components.sources[DENOISER] = replace(source, finish=_zero_cond_t)

@@ -12,7 +12,7 @@ from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan import load
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.experts import boundary_of, trained_experts
-from sd_scripts.families.wan.card.options import WanSamplingOptions
+from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.settings.settings import Settings
 
@@ -22,7 +22,7 @@ TRAINS_HIGH = "trains_high_noise"
 
 def prepare(components: Components, settings: Settings) -> None:
     """Let both models change places in the denoiser if both are trained; else the denoiser is the trained one."""
-    load.prepare(components, settings)
+    load.prepare(components, settings[WanModelOptions])
     if HIGH_NOISE not in components.sources:
         return
     boundary = boundary_for(components, settings[WanSamplingOptions])

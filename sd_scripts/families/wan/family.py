@@ -14,6 +14,7 @@ from sd_scripts.families.common.encoders.umt5 import (
 from sd_scripts.families.common.family import Blocks, Family, FileIdentity, TextEncoding, blocks_named, blocks_of
 from sd_scripts.families.common.objective import FLOW_METADATA
 from sd_scripts.families.wan.card import CARD
+from sd_scripts.families.wan.card.options import WanModelOptions
 from sd_scripts.families.wan.conditions import CONDITIONS
 from sd_scripts.families.wan.experts import expert_metadata, prepare
 from sd_scripts.families.wan.load import BLOCK_LISTS, LAYOUTS, expected, problems
@@ -54,7 +55,7 @@ FAMILY = WAN = Family(
     layouts=LAYOUTS,
     prepare=prepare,
     expected=expected,
-    problems=problems,
+    problems=lambda sources, settings: problems(sources, settings[WanModelOptions]),
     block_lists=BLOCK_LISTS,
     encode_images=encode_clips,
     conditions=CONDITIONS,

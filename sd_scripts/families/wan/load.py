@@ -20,7 +20,6 @@ from sd_scripts.families.wan.keys import KEYS
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLWan
 from sd_scripts.library.files.state_dicts import Shapes
-from sd_scripts.settings.settings import Settings
 
 TEXT_ENCODER = "text_encoder1"
 BLOCK_LISTS = BlockLists(names={"blocks": ""})
@@ -48,8 +47,8 @@ LAYOUTS = {
 }
 
 
-def prepare(components: Components, settings: Settings) -> None:
-    components.extras[READS_START] = task_of(settings[WanModelOptions].task).reads_start
+def prepare(components: Components, options: WanModelOptions) -> None:
+    components.extras[READS_START] = task_of(options.task).reads_start
 
 
 def expected(sources: Mapping[str, WeightSource]) -> Expected:
@@ -57,12 +56,12 @@ def expected(sources: Mapping[str, WeightSource]) -> Expected:
     return {TEXT_ENCODER: ("d_model", params.text_width), VAE: ("z_dim", params.channels)}
 
 
-def problems(sources: Mapping[str, WeightSource], settings: Settings) -> list[str]:
+def problems(sources: Mapping[str, WeightSource], options: WanModelOptions) -> list[str]:
     """Return problems of the second model and of the image encoder."""
     params: WanParams = params_of(sources)
     return [
         *_expert_problems(sources.get(HIGH_NOISE), params),
-        *_image_problems(sources.get(IMAGE_ENCODER), params, task_of(settings[WanModelOptions].task)),
+        *_image_problems(sources.get(IMAGE_ENCODER), params, task_of(options.task)),
     ]
 
 

@@ -20,7 +20,6 @@ from sd_scripts.families.common.family import Components, TextOptions
 from sd_scripts.families.common.opening import load_tokenizers
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.text import (
-    adapted_encoders,
     encode_text,
     text_cache_fits,
     text_cache_key,
@@ -343,8 +342,8 @@ def test_a_file_that_lacks_states_is_rebuilt_even_then(root: Path, components: C
 
 @pytest.mark.parametrize("given", [{"train_t5xxl": True}, {"network_args": ["train_t5xxl=True"]}])
 def test_t5_is_adapted_only_on_request(given: dict[str, Any]) -> None:
-    assert adapted_encoders(flux_settings()) == (True, False)
-    assert adapted_encoders(flux_settings(**given)) == (True, True)
+    assert FLUX.text.adapted(flux_settings()) == (True, False)
+    assert FLUX.text.adapted(flux_settings(**given)) == (True, True)
 
 
 def cache_problems(**values: Any) -> list[str]:

@@ -19,6 +19,7 @@ from sd_scripts.families.common.components import DENOISER, VAE, Components
 from sd_scripts.families.common.encoders.captions import STEP
 from sd_scripts.families.common.family import ModelWeights, TextOptions
 from sd_scripts.families.qwen_image.card import TRANSFORMER, ZERO_COND_T
+from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
 from sd_scripts.families.qwen_image.load import TEXT_ENCODER
 from sd_scripts.families.qwen_image.model import QwenImageTransformer
 from sd_scripts.families.qwen_image.objective import predict
@@ -301,18 +302,18 @@ def test_a_file_is_known_by_its_metadata_and_a_folder_by_its_pipeline(tmp_path: 
         (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
         found = describe(tmp_path)
         assert (found.family, found.variant) == (CARD.name, f"{name} diffusers folder")
-        prepare(parts, settings_of())
+        prepare(parts, QwenImageModelOptions())
         assert parts.extras[VERSION] == version
         told = {"modelspec.architecture": QWEN_IMAGE_EDIT.identity.architecture(parts)}
         assert recognise(Header(metadata=told, shapes=shapes, dtypes={})) == (CARD.name, name)
         parts.source = tmp_path / "model.safetensors"
         save_model(parts.source, {TRANSFORMER: torch.zeros(4, 4)}, told)
-        prepare(parts, settings_of())
+        prepare(parts, QwenImageModelOptions())
         assert parts.extras[VERSION] == version
-        prepare(parts, settings_of(model_version="edit"))
+        prepare(parts, QwenImageModelOptions(model_version="edit"))
         assert parts.extras[VERSION] == EDIT
         parts.source = tmp_path / "none.safetensors"
-        prepare(parts, settings_of())
+        prepare(parts, QwenImageModelOptions())
         assert parts.extras[VERSION] == EDIT_PLUS
     assert recognise(Header(metadata={}, shapes=shapes, dtypes={}))[0] == "qwen_image"
     lora = {"ss_base_model_version": "qwen_image_edit", "ss_network_module": "networks.lora"}
