@@ -38,15 +38,19 @@ def random_weights(module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> di
 
     weights = {}
     for name, empty in module.state_dict().items():
-        layer, _, kind = name.rpartition(".")
-        if empty.ndim >= 2:
-            gain = next((gain for end, gain in BRANCH_GAINS.items() if layer.endswith(end)), 1.0)
-            weights[name] = drawn(name, empty, gain * empty[0].numel() ** -0.5)
-        elif kind in ("weight", "scale"):
-            weights[name] = 1 + drawn(name, empty, UNEVEN)
-        else:
-            weights[name] = drawn(name, empty, BIASED)
+        mean, deviation = mean_and_deviation(name, empty)
+        numbers = drawn(name, empty, deviation)
+        weights[name] = mean + numbers if mean else numbers
     return weights
+
+
+def mean_and_deviation(name: str, empty: Tensor) -> tuple[float, float]:
+    """Return the mean and the standard deviation of the random numbers of a weight."""
+    layer, _, kind = name.rpartition(".")
+    if empty.ndim >= 2:
+        gain = next((gain for end, gain in BRANCH_GAINS.items() if layer.endswith(end)), 1.0)
+        return 0.0, gain * float(empty[0].numel() ** -0.5)
+    return (1.0, UNEVEN) if kind in ("weight", "scale") else (0.0, BIASED)
 
 
 def write_components(
