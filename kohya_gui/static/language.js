@@ -23,7 +23,7 @@ var Language = (() => {
   const ELEMENT = "[\\uE000-\\uF8FF]"; // stands for an element within a sentence
   const LONGEST = 500; // characters of a text with values: matching takes long in a long text
   const MOST_PARTS = 20; // sentences, or parts of a list
-  const KEYED = new RegExp(`^([\\w./-]+|(?:${ELEMENT}[ ,()]*)+): (.+)$`, "s");
+  const KEYED = new RegExp(`^([\\w./\\[\\]-]+|(?:${ELEMENT}[ ,()]*)+): (.+)$`, "s");
   const KEY_FIRST = new RegExp(`^(?:[\\w./-]+|(?:${ELEMENT}[ ,()]*)+):(?: |$)`);
   const WORD = /[A-Za-z]{2,}/g;
   const ENTRY = "(?:'[^']*'|\\S+|[A-Z][\\w.-]*(?: [\\w.-]+){1,2})"; // a name may have spaces: FLUX.2 klein
