@@ -172,10 +172,9 @@ def test_images_of_two_sizes_share_a_run_and_each_size_gets_its_graphs_once(
     """None is left to run eagerly, with control images of both sizes. Of the other families test_planned_runs.py
     counts the graphs of several sizes."""
     miniature = request.getfixturevalue(MINIATURES[family])
-    make_folder(tmp_path / "mixed" / "1_both", [(128, 128), (128, 128), (192, 64)])
+    make_folder(tmp_path / "mixed" / "1_both", [(96, 96), (96, 96), (128, 64)])
     values = {
-        "resolution": "128,128",
-        "max_bucket_reso": 192,
+        "resolution": "96,96",
         "train_data_dir": tmp_path / "mixed",
         "train_batch_size": 2,
     }
