@@ -131,7 +131,7 @@ def test_the_tab_leads_to_training_on_what_it_shows(dataset: Any, photos: Path) 
     assert dataset.evaluate("Drafts.value('lora', 'output_name')") == "cat"
     dataset.locator("#lora-reg_data_dir a[href$='#make-images']").press("Enter")
     dialog = dataset.locator("dialog.regularisation[open]")
-    expect(dialog.locator("li").first).to_contain_text("cat: ")
+    expect(dialog.locator("li").first).to_contain_text("cat · ")
     expect(dialog.locator("[data-action=start-regularisation]")).to_have_text(f"Generate {2 * (MANY - 1)} images")
 
 

@@ -72,7 +72,7 @@ def test_the_best_of_similar_images_is_kept_and_the_others_go_into_the_trash(pag
     dialog = page.locator("dialog[aria-label=Duplicates]")
     names = dialog.locator(".duplicate-group figcaption > span:first-child")
     expect(names).to_have_text(["0.png", "copy.png", "small.jpg"])
-    expect(dialog.locator("figcaption")).to_contain_text(["best", "the same file", "fewer pixels"])
+    expect(dialog.locator("figcaption")).to_contain_text(["Best", "the same file", "fewer pixels"])
     dialog.get_by_label("Keep").nth(2).check()
     action = dialog.locator("[data-action=remove-duplicates]")
     expect(action).to_have_text("Move 1 image to the trash")
