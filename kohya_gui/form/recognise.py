@@ -139,7 +139,7 @@ def _part(path: Path, component: ComponentCard) -> Recognised:
         return _broken(file.problem, path)
     good = file.variant in component.fitting or component.option in file.parts
     text = described(file)
-    return Recognised(text if good else f"{text}: not {component.title}", good=good)
+    return Recognised(text if good else f"{text}: this is not {component.title}", good=good)
 
 
 def described(file: ModelFile, unknown: str = "Unknown file type") -> str:

@@ -100,9 +100,7 @@ class Trainer:
         self.first = start.step
 
         checks = choose_automatically(
-            context,
-            shapes_of(settings, family.card, plan),
-            steps=self.train_plan.max_steps - self.first,
+            context, shapes_of(settings, family.card, plan), steps=self.train_plan.max_steps - self.first
         )
         context.at_end.enter_context(stream_for(context.device, records=records_steps(context)))
         self.training_data = self._load(plan, prompts, checks_compile=checks)

@@ -628,11 +628,11 @@ def test_a_model_of_the_other_family_is_refused_and_names_its_own(tmp_path):
     ("option", "shapes", "good", "words"),
     [
         ("clip_l", {CLIP: (768,), TOKENS: (49408, 768)}, True, "CLIP-L text encoder, bf16"),
-        ("clip_l", {QUERY: (4096, 4096)}, False, "T5-XXL text encoder, bf16, 33.6 MB: not the CLIP-L text encoder"),
+        ("clip_l", {QUERY: (4096, 4096)}, False, "bf16, 33.6 MB: this is not the CLIP-L text encoder"),
         ("t5xxl", {QUERY: (4096, 4096)}, True, "T5-XXL text encoder, bf16"),
-        ("t5xxl", DEV, False, "FLUX.1 dev, bf16, 58.6 MB: not the T5-XXL text encoder"),
+        ("t5xxl", DEV, False, "FLUX.1 dev, bf16, 58.6 MB: this is not the T5-XXL text encoder"),
         ("ae", {"decoder.conv_in.weight": (512, 16, 3, 3)}, True, "FLUX.1 autoencoder"),
-        ("ae", {"decoder.conv_in.weight": (512, 4, 3, 3)}, False, "VAE, bf16, 37 kB: not FLUX.1's autoencoder"),
+        ("ae", {"decoder.conv_in.weight": (512, 4, 3, 3)}, False, "VAE, bf16, 37 kB: this is not FLUX.1's autoencoder"),
         ("ae", {"something.else": (4,)}, False, "Unknown file type"),
     ],
 )

@@ -5,7 +5,7 @@
 
   const own = ({ MAKE, labelled, values, set, described }) => ({
     family: (field) => {
-      const choices = [["", "not chosen"], ...described().families.map(([name, title, tags]) => [name, `${title}: ${tags ? "tags or prose" : "prose"}`])];
+      const choices = [["", "not chosen"], ...described().families.map(([name, title, tags]) => [name, `${title} · ${tags ? "tags or prose" : "prose only"}`])];
       const list = select({ id: "caption-family", onchange: ({ target }) => set("family", target.value) }, choices);
       list.value = values().family ?? "";
       return labelled(field, list);
