@@ -224,7 +224,7 @@ def expect_another_family_to_have_its_own_settings(page: Page) -> None:
     expect(noted).to_contain_text("SDXL's ID is")
     family(page, "FLUX.1")
     expect(noted).to_contain_text("FLUX.1's IDs are")
-    expect(page.locator("#lora-message")).to_contain_text("the preset FLUX.1 safe start sets recommended values")
+    expect(page.locator("#lora-message")).to_contain_text("The preset FLUX.1 safe start sets recommended values")
     for name in ("clip_l", "t5xxl", "ae", "guidance_scale", "blocks_to_swap", "fp8_base"):
         expect(page.locator(f"#lora-{name}")).to_be_visible()
     for name in ("vae", "clip_skip", "v_parameterization", "max_token_length"):
