@@ -163,10 +163,14 @@ def cache() -> Finding:
         pass
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free = free_bytes(folder)
-    found = f"{folder} has {format_bytes(size)}"
+    used = format_bytes(size)
     if free is not None and free < ROOM_OF_CACHE:
-        return warning(f"{found}, and only {format_bytes(free)} are free there", f"free some space, or {ANOTHER_CACHE}")
-    return ok(f"{found}, {format_bytes(free)} are free there" if free is not None else found)
+        return warning(
+            f"{folder} has {used}, and only {format_bytes(free)} are free there", f"free some space, or {ANOTHER_CACHE}"
+        )
+    if free is None:
+        return ok(f"{folder} has {used}")
+    return ok(f"{folder} has {used}, {format_bytes(free)} are free there")
 
 
 def eager() -> Finding:
