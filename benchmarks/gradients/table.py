@@ -48,8 +48,8 @@ def distances(gradients: Gradients, reference: Gradients, kinds: Mapping[str, st
 
 
 def table(rows: Mapping[str, Row], reference: Row, base: str, kinds: Sequence[str]) -> str:
-    """Return the distances of all rows as columns, in parentheses their ratios to those of the row `base`, and the
-    losses."""
+    """Return a table with a column for each row: its distances, each with its ratio to the distance of row `base`, and
+    its mean loss."""
 
     def cell(row: Row, kind: str) -> str:
         distance = row.distance(kind)

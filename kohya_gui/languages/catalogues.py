@@ -2,7 +2,8 @@
 
 A folder for each language has JSON files of English -> translation, one for each part of the page. A text with values
 has `{1}`, `{2}`... in place of them, in any order; `{1!}` in a translation is a value that is itself a text of the
-page, `{1?}` one that may be, and `{1#}` a number. Keys of options and texts in backticks stay as they are.
+page, `{1?}` one that may be, and `{1#}` a number; a `{1!}` or `{1?}` may be empty. Keys of options and texts in
+backticks stay as they are.
 """
 
 import functools

@@ -207,8 +207,9 @@ var Language = (() => {
   };
   /** A message that begins with the key of an option, its label or the name of a model. */
   const keyed = (english) => {
-    const [, key, words] = KEYED.exec(english) ?? /^([^:]+): (.+)$/s.exec(english) ?? [];
-    const name = (/^[A-Z]/.test(key) && texts.get(key)) || (KEYED.test(english) ? key : null);
+    const isKey = KEYED.test(english);
+    const [, key, words] = (isKey ? KEYED : /^([^:]+): (.+)$/s).exec(english) ?? [];
+    const name = (/^[A-Z]/.test(key) && texts.get(key)) || (isKey ? key : null);
     const chinese = name && translated(words);
     return chinese ? `${name}：${chinese}` : null;
   };

@@ -83,8 +83,8 @@ def flow_inputs(
     """Return the inputs of flow matching, on the latents' device.
 
     noisy and target, the velocity, as latents (B, C, *S); timesteps (B,) float32, 0 is the image and 1 noise alone,
-    drawn by `draw` for the number of tokens that `count_tokens` returns of the latents, unless they are given; and
-    those of loss_inputs.
+    drawn by `draw` for as many tokens as `count_tokens` finds in the latents, unless they are given; and what
+    loss_inputs returns.
     """
     noise_options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
@@ -178,7 +178,7 @@ def velocity_loss(
     loss_of: Callable[[Tensor, Mapping[str, Tensor], Settings], Tensor] = flow_loss,
 ) -> Loss:
     """Return the loss of a model that predicts the velocity from noisy latents, timesteps and text, and with `controls`
-    from the latents of control images. `loss_of`: what the model returned, inputs, settings -> its loss."""
+    from the latents of control images. `loss_of`: prediction, inputs, settings -> loss of each sample (B,)."""
 
     def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
         model = inputs.model
