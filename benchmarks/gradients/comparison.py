@@ -90,7 +90,8 @@ class Comparison:
         generator = torch.Generator(self.device).manual_seed(0)
         t = torch.tensor([timestep], device=self.device)
         text = {name: embedding.bfloat16().float() for name, embedding in numbers.items()}
-        return StepInputs(model=self.family.step_inputs(batch, latents, self.settings, generator, t), text=text)
+        options = self.family.objective_options(self.settings)
+        return StepInputs(model=self.family.step_inputs(batch, latents, options, generator, t), text=text)
 
     def _drawn(self, name: str, shape: tuple[int, ...], mean: float, deviation: float) -> Tensor:
         """Return random numbers that the name decides, float32."""

@@ -73,10 +73,11 @@ def ours(case: Comparison, row: str) -> Results:
         compiler = Compiler(context, case.family, components, [BatchShape(extent=case.extent, images=1)])
         compiler.compile_for_steps([])
         batches = case.inputs()
+        objective = case.family.objective_options(context.settings)
         eager = Eager(
             trainable=trainable,
             optimizer=torch.optim.SGD(trainable.parameter_groups()),
-            loss=lambda inputs: case.family.loss(components, inputs, context.settings),
+            loss=lambda inputs: case.family.loss(components, inputs, objective),
             inputs=lambda batch, number: batches[number],
         )
         launch = Compiled(eager, skips_guards=False, cuda_graphs=False) if compiler.active else eager

@@ -71,7 +71,8 @@ def planned_batches(plan: DataPlan, view: View, train: TrainPlan, number: int) -
     numbers = share_of_rank(len(batches), 0, processes_of(view.settings))
     at_high_noise = None
     if plan.smaller_buckets():  # else the family's code need not be loaded
-        at_high_noise = family_of(view.settings.script.family).high_noise(view.settings).decides
+        family = family_of(view.settings.script.family)
+        at_high_noise = family.high_noise(family.objective_options(view.settings)).decides
     start = step * train.accumulation
     for place in range(start, min(start + train.accumulation, len(numbers))):
         batch = dataclasses.replace(batches[numbers[place] % len(batches)], step=number - 1)

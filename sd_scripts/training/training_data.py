@@ -22,6 +22,7 @@ from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.components import VAE, Components, FirstValues
 from sd_scripts.families.common.family import Family, TextOptions, Tokens
+from sd_scripts.families.common.objective import ObjectiveOptions
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.sampling import eval_mode, on_device
 from sd_scripts.options.compile import CompileMoreOptions
@@ -66,6 +67,10 @@ class TrainingData:
         return shapes_of(self.context.settings, self.family.card, self.plan)
 
     @property
+    def objective(self) -> ObjectiveOptions:
+        return self.family.objective_options(self.context.settings)
+
+    @property
     def step_encoders(self) -> list[nn.Module]:
         """The text encoders that steps call: the trained ones, or all if captions are not cached."""
         encoders = self.components.text_encoders
@@ -101,7 +106,7 @@ class TrainingData:
             short_batches=self.short_batches if plan is self.plan else "keep",
             accumulation=accumulation,
             pin_memory=self.context.device.type == "cuda",
-            at_high_noise=self.family.high_noise(self.context.settings).decides if plan.smaller_buckets() else None,
+            at_high_noise=self.family.high_noise(self.objective).decides if plan.smaller_buckets() else None,
         )
 
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:

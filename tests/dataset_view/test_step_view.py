@@ -80,7 +80,8 @@ def test_a_step_at_high_noise_has_the_smaller_images_that_the_trainer_reads(fold
     values |= {"timestep_sampling": "shift", "train_data_dir": str(folder), "max_train_steps": 12}
     settings = Settings(script_for("flux", "lora"), settings_of().changed() | values)
     plan = dataset.plan_data(settings, card_of("flux"), seed=3, warn=lambda _: None)
-    decides = family_of("flux").high_noise(settings).decides
+    family = family_of("flux")
+    decides = family.high_noise(family.objective_options(settings)).decides
     loader = BatchLoader(BatchReader(plan, max_train_steps=12), warn=pytest.fail, at_high_noise=decides)
     levels = set()
     for number, batch in zip(range(1, 13), chain(loader.epoch(1), loader.epoch(2)), strict=False):

@@ -37,7 +37,8 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 
 
 def high_noise_of(name: str, **values: Any) -> HighNoise:
-    return family_of(name).high_noise(Settings(script_for(name, "lora"), values))
+    family = family_of(name)
+    return family.high_noise(family.objective_options(Settings(script_for(name, "lora"), values)))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -59,9 +60,9 @@ def test_a_timestep_is_distributed_as_without_the_option_and_those_of_a_batch_ar
         batches.append(drawn.timesteps(2, BUCKET, generator, high=high))
         assert bool((batches[-1] > 0.7).all()) == high
         assert bool((batches[-1] > 0.7).any()) == high
-    usual = flow_timesteps(20_000, 64 * 64, drawn.settings, generator, draw=drawn.draw)
+    usual = flow_timesteps(20_000, 64 * 64, drawn.options, generator, draw=drawn.draw)
     ours = torch.stack(batches)
-    planned = share_at_high_noise(drawn.settings, card_of(name), BUCKET)
+    planned = share_at_high_noise(Settings(script_for(name, "lora"), values), card_of(name), BUCKET)
     assert 0.1 < planned < 0.9, "both sides are drawn"
     assert float((usual > 0.7).float().mean()) == pytest.approx(planned, abs=0.012)
     for place in (0, 1):  # of a batch; the two depend on each other
@@ -79,15 +80,15 @@ def test_a_timestep_at_highnoise_sigma_itself_is_trained_at_full_size() -> None:
 def test_timesteps_are_drawn_for_the_tokens_of_the_bucket_as_step_inputs_draws_them(name: str) -> None:
     family = family_of(name)
     ways = family.card.choices.get("timestep_sampling", ("sigmoid",))
-    settings = Settings(script_for(name, "lora"), {"timestep_sampling": ways[0]})
+    options = family.objective_options(Settings(script_for(name, "lora"), {"timestep_sampling": ways[0]}))
     bucket = Extent(256, 384)
     latents = torch.zeros(3, *family.latents.shape(bucket))
     generator = torch.Generator().manual_seed(3)
-    inputs = family.step_inputs(batch_of(latents), latents, settings, generator, None)
+    inputs = family.step_inputs(batch_of(latents), latents, options, generator, None)
     again = torch.Generator().manual_seed(3)
     torch.randn(latents.shape, generator=again)
     tokens = family.card.plan.tokens(bucket.width, bucket.height, 1)
-    assert torch.equal(inputs["timesteps"], flow_timesteps(3, tokens, settings, again, draw=family.draw_timesteps))
+    assert torch.equal(inputs["timesteps"], flow_timesteps(3, tokens, options, again, draw=family.draw_timesteps))
 
 
 @pytest.mark.run

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from sd_scripts.families.common.components import Components
 from sd_scripts.families.common.flow_sampling import Velocity
-from sd_scripts.families.common.objective import flow_timesteps, tokens_of, trained_range
+from sd_scripts.families.common.objective import ObjectiveOptions, flow_timesteps, tokens_of, trained_range
 from sd_scripts.families.common.placing import BlockLists, Placement
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.idle_weights import IdleWeights
 from sd_scripts.options.optimization.loss import NoiseOptions
-from sd_scripts.settings.settings import Settings
 
 TRAINED, LOW, HIGH = "ss_trained_experts", "low_noise", "high_noise"
 """Entry in the metadata of an adapter, with the names of the weights that it was trained with."""
@@ -56,15 +55,15 @@ class Experts:
             self.idle.exchange()
             self.high = high
 
-    def draw(self, latents: Tensor, settings: Settings, generator: torch.Generator, seed: int) -> Tensor:
+    def draw(self, latents: Tensor, options: ObjectiveOptions, generator: torch.Generator, seed: int) -> Tensor:
         """Return timesteps (B,) that all need the same weights, and give these to the denoiser. One draw, by `seed`,
         chooses the weights, then each sample is drawn until it needs them too."""
         chooser = torch.Generator().manual_seed(seed)
         tokens = tokens_of(latents)
-        chosen = float(flow_timesteps(1, tokens, settings, chooser))
+        chosen = float(flow_timesteps(1, tokens, options, chooser))
         self.use_for(chosen)
         bounds = (self.boundary, 1.0) if self.high else (0.0, self.boundary)
-        return flow_timesteps(len(latents), tokens, settings, generator, part=bounds)
+        return flow_timesteps(len(latents), tokens, options, generator, part=bounds)
 
     def validated(self, timesteps: list[float], noise: NoiseOptions) -> list[float]:
         """Return these timesteps, and one amid the trained noise levels of weights that none of them needs."""

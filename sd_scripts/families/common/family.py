@@ -19,7 +19,7 @@ from sd_scripts.families.common.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.common.components import Components as Components
 from sd_scripts.families.common.layouts import Layout
 from sd_scripts.families.common.loading import download
-from sd_scripts.families.common.objective import Draw, HighNoise, Loss, flow_validation_timesteps
+from sd_scripts.families.common.objective import Draw, HighNoise, Loss, ObjectiveOptions, flow_validation_timesteps
 from sd_scripts.families.common.objective import StepInputs as StepInputs
 from sd_scripts.families.common.objective import Tokens as Tokens
 from sd_scripts.families.common.opening import load_tokenizers, open_sample_model, open_sources
@@ -39,7 +39,9 @@ from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
-from sd_scripts.options.optimization.loss import NoiseOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
+from sd_scripts.options.spec import OptionGroup
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.quantization import quantization_of
 from sd_scripts.settings.settings import Settings
@@ -253,8 +255,10 @@ class Family:
     conditioning: Callable[[Item, bool], dict[str, Tensor]] | None = None
     """Item, whether it is flipped -> inputs of step_inputs besides latents and text: Batch.conditioning of one sample,
     made in worker processes."""
-    step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
-    """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
+    objective_group: type[OptionGroup] | None = None
+    """The family's own options that `step_inputs` and `loss` read."""
+    step_inputs: Callable[[Batch, Tensor, ObjectiveOptions, torch.Generator, Tensor | None], dict[str, Tensor]]
+    """Batch, latents as cached but on the device, options, generator of this step, timesteps float32 (None: drawn)
     -> StepInputs.model."""
     draw_timesteps: Draw = draw_sigmas
     """How step_inputs of a family of flow matching draws timesteps."""
@@ -275,9 +279,18 @@ class Family:
     outputs belong to one of them, and previews show the first."""
     saving: Saving = DENOISER_ALONE
 
-    def high_noise(self, settings: Settings) -> HighNoise:
+    def objective_options(self, settings: Settings) -> ObjectiveOptions:
+        """Return the options that `step_inputs` and `loss` read."""
+        return ObjectiveOptions(
+            noise=settings[NoiseOptions],
+            flow=settings.get(FlowOptions) or FlowOptions(),
+            loss=settings[LossOptions],
+            family=settings[self.objective_group] if self.objective_group else None,
+        )
+
+    def high_noise(self, options: ObjectiveOptions) -> HighNoise:
         """Return the draws of a family of flow matching for batches that have two sizes."""
-        return HighNoise(settings=settings, tokens=self.card.plan.tokens, draw=self.draw_timesteps)
+        return HighNoise(options=options, tokens=self.card.plan.tokens, draw=self.draw_timesteps)
 
     def check(self, settings: Settings) -> list[str]:
         """Return problems of the model files that names and headers reveal; nothing is loaded."""

@@ -17,7 +17,7 @@ from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.library.diffusion.noise import TIMESTEPS, expand_to, normal, perturb, timestep_bounds
 from sd_scripts.options.optimization.flow import FlowOptions
 from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
-from sd_scripts.settings.settings import Settings
+from sd_scripts.options.spec import OptionGroup
 
 Draw = Callable[[int, FlowOptions, int, torch.Generator], Tensor]
 """How many, options, tokens of an image, generator -> sigmas."""
@@ -32,6 +32,18 @@ FLOW_METADATA = (
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
 )
 """Options of flow matching in LoRA files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveOptions:
+    """The options of the training objective: how noise and timesteps are drawn, and how the loss is computed."""
+
+    noise: NoiseOptions
+    flow: FlowOptions
+    """Its defaults in a family without flow matching."""
+    loss: LossOptions
+    family: OptionGroup | None
+    """The group that Family.objective_group names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +62,8 @@ class StepInputs:
 
 pytree.register_dataclass(StepInputs)
 
-Loss = Callable[[Components, StepInputs, Settings], Tensor]
-"""Components, inputs with the text of all encoders, settings -> loss of each sample (B,)."""
+Loss = Callable[[Components, StepInputs, ObjectiveOptions], Tensor]
+"""Components, inputs with the text of all encoders, options -> loss of each sample (B,)."""
 
 
 def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
@@ -73,7 +85,7 @@ def clip_tokens_of(latents: Tensor) -> int:
 def flow_inputs(
     batch: Batch,
     latents: Tensor,
-    settings: Settings,
+    options: ObjectiveOptions,
     generator: torch.Generator,
     timesteps: Tensor | None = None,
     *,
@@ -86,13 +98,12 @@ def flow_inputs(
     drawn by `draw` for as many tokens as `count_tokens` finds in the latents, unless they are given; and what
     loss_inputs returns.
     """
-    noise_options = settings[NoiseOptions]
     noise = normal(latents.shape, generator)
     if timesteps is None:
-        timesteps = flow_timesteps(len(latents), count_tokens(latents), settings, generator, draw=draw)
+        timesteps = flow_timesteps(len(latents), count_tokens(latents), options, generator, draw=draw)
     t = expand_to(timesteps.float(), latents)
     return {
-        "noisy": (1 - t) * latents + t * perturb(noise, noise_options, generator),
+        "noisy": (1 - t) * latents + t * perturb(noise, options.noise, generator),
         "target": noise - latents,
         "timesteps": timesteps.float(),
         **loss_inputs(batch, latents.device),
@@ -102,7 +113,7 @@ def flow_inputs(
 def flow_timesteps(
     count: int,
     tokens: int,
-    settings: Settings,
+    options: ObjectiveOptions,
     generator: torch.Generator,
     *,
     draw: Draw = draw_sigmas,
@@ -110,14 +121,13 @@ def flow_timesteps(
 ) -> Tensor:
     """Draw timesteps (count,) within min_timestep and max_timestep; the other arguments as in flow_inputs. `part`:
     each is drawn until it is within these bounds."""
-    options = settings[FlowOptions]
-    low, high = timestep_bounds(settings[NoiseOptions])
-    if options.preserve_distribution_shape:
+    low, high = timestep_bounds(options.noise)
+    if options.flow.preserve_distribution_shape:
         bounds = max(part[0], low / TIMESTEPS), min(part[1], high / TIMESTEPS)
-        return draws_within(lambda tries: draw(tries, options, tokens, generator), count, *bounds)
+        return draws_within(lambda tries: draw(tries, options.flow, tokens, generator), count, *bounds)
 
     def scaled(tries: int) -> Tensor:
-        return within_bounds(draw(tries, options, tokens, generator), low, high)
+        return within_bounds(draw(tries, options.flow, tokens, generator), low, high)
 
     return scaled(count) if part == (0.0, 1.0) else draws_within(scaled, count, *part)
 
@@ -139,7 +149,7 @@ class HighNoise:
     the model learns the noise levels that it passes on its way to an image of that size.
     """
 
-    settings: Settings
+    options: ObjectiveOptions
     tokens: Callable[[int, int, int], int]
     """As PlanCard.tokens."""
     draw: Draw
@@ -156,35 +166,35 @@ class HighNoise:
 
     @property
     def _sigma(self) -> float:
-        return self.settings[NoiseOptions].highnoise_sigma
+        return self.options.noise.highnoise_sigma
 
     def _draw(self, count: int, bucket: Extent, generator: torch.Generator, part: tuple[float, float]) -> Tensor:
         tokens = self.tokens(bucket.width, bucket.height, bucket.frames)
-        return flow_timesteps(count, tokens, self.settings, generator, draw=self.draw, part=part)
+        return flow_timesteps(count, tokens, self.options, generator, draw=self.draw, part=part)
 
 
-def flow_loss(velocity: Tensor, inputs: Mapping[str, Tensor], settings: Settings) -> Tensor:
+def flow_loss(velocity: Tensor, inputs: Mapping[str, Tensor], options: ObjectiveOptions) -> Tensor:
     """Return the loss of each sample (B,) float32, of a predicted velocity (B, C, *S) and what flow_inputs returned."""
     t = inputs["timesteps"]
-    loss_weight = inputs["loss_weight"] * loss_weights(t, settings[FlowOptions].weighting_scheme)
+    loss_weight = inputs["loss_weight"] * loss_weights(t, options.flow.weighting_scheme)
     mask = inputs.get("mask")
-    return diffusion_loss(velocity, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=mask)
+    return diffusion_loss(velocity, inputs["target"], t, options.loss, loss_weight=loss_weight, mask=mask)
 
 
 def velocity_loss(
     predict: Callable[..., Tensor],
     *,
     controls: bool = False,
-    loss_of: Callable[[Tensor, Mapping[str, Tensor], Settings], Tensor] = flow_loss,
+    loss_of: Callable[[Tensor, Mapping[str, Tensor], ObjectiveOptions], Tensor] = flow_loss,
 ) -> Loss:
     """Return the loss of a model that predicts the velocity from noisy latents, timesteps and text, and with `controls`
-    from the latents of control images. `loss_of`: prediction, inputs, settings -> loss of each sample (B,)."""
+    from the latents of control images. `loss_of`: prediction, inputs, options -> loss of each sample (B,)."""
 
-    def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+    def loss(components: Components, inputs: StepInputs, options: ObjectiveOptions) -> Tensor:
         model = inputs.model
         more = (inputs.controls,) if controls else ()
         velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, *more)
-        return loss_of(velocity, model, settings)
+        return loss_of(velocity, model, options)
 
     return loss
 

@@ -54,6 +54,7 @@ FAMILY = FLUX = Family(
     problems=lambda sources, settings: problems(sources, settings[FlowOptions]),
     block_lists=BLOCK_LISTS,
     encode_images=encode_images,
+    objective_group=FluxModelOptions,
     step_inputs=flow_inputs,
     loss=loss,
     lora=TRANSFORMER,

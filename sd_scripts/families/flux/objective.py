@@ -1,20 +1,18 @@
 """FLUX.1's training objective: flow matching, in which the model predicts the velocity from image to noise."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common.family import Components, StepInputs
+from sd_scripts.families.common.objective import ObjectiveOptions
 from sd_scripts.families.flux.card.options import FluxModelOptions
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack, unpack
 from sd_scripts.library.diffusion.flow_timesteps import loss_weights
 from sd_scripts.library.diffusion.losses import diffusion_loss
 from sd_scripts.library.diffusion.noise import expand_to
-from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.options.optimization.loss import LossOptions
-from sd_scripts.settings.settings import Settings
 
 OBJECTIVE_METADATA = (
     *("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "guidance_scale"),
@@ -22,7 +20,7 @@ OBJECTIVE_METADATA = (
 )
 
 
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+def loss(components: Components, inputs: StepInputs, options: ObjectiveOptions) -> Tensor:
     """Return the loss of each image (B,) float32."""
     noisy, t = inputs.model["noisy"], inputs.model["timesteps"]
     prediction = predict(
@@ -30,26 +28,25 @@ def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tens
         noisy,
         t,
         inputs.text,
-        guidance_vector(components, t, settings[FlowOptions].guidance_scale),
-        masked=settings[FluxModelOptions].apply_t5_attn_mask,
+        guidance_vector(components, t, options.flow.guidance_scale),
+        masked=cast(FluxModelOptions, options.family).apply_t5_attn_mask,
         controls=inputs.controls,
     )
-    return prediction_loss(prediction, inputs.model, settings)
+    return prediction_loss(prediction, inputs.model, options)
 
 
-def prediction_loss(prediction: Tensor, inputs: Mapping[str, Tensor], settings: Settings) -> Tensor:
+def prediction_loss(prediction: Tensor, inputs: Mapping[str, Tensor], options: ObjectiveOptions) -> Tensor:
     """Return the loss of each image (B,) float32, of the model's output (B, 16, h, w), read as model_prediction_type
     specifies, and what flow_inputs returned."""
-    objective = settings[FlowOptions]
     noisy, t, loss_weight = inputs["noisy"], inputs["timesteps"], inputs["loss_weight"]
     # only raw compares velocities; the others exist for settings written for sd-scripts
-    if objective.model_prediction_type == "additive":
+    if options.flow.model_prediction_type == "additive":
         prediction = prediction + noisy
-    elif objective.model_prediction_type == "sigma_scaled":
+    elif options.flow.model_prediction_type == "sigma_scaled":
         prediction = noisy - expand_to(t, noisy) * prediction
-        loss_weight = loss_weight * loss_weights(t, objective.weighting_scheme)
+        loss_weight = loss_weight * loss_weights(t, options.flow.weighting_scheme)
     return diffusion_loss(
-        prediction, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
+        prediction, inputs["target"], t, options.loss, loss_weight=loss_weight, mask=inputs.get("mask")
     )
 
 

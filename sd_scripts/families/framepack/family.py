@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from sd_scripts.families.common.family import Conditions
 from sd_scripts.families.framepack.card import CARD
+from sd_scripts.families.framepack.card.options import FramePackOptions
 from sd_scripts.families.framepack.load import BLOCK_LISTS, IMAGE_ENCODER, LAYOUTS, expected
 from sd_scripts.families.framepack.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.framepack.objective import loss, step_inputs
@@ -48,6 +49,7 @@ FAMILY = FRAMEPACK = replace(
     expected=expected,
     block_lists=BLOCK_LISTS,
     conditions=Conditions(names=lambda components: (IMAGE,), encode=encode_conditions, components=(IMAGE_ENCODER,)),
+    objective_group=FramePackOptions,
     step_inputs=step_inputs,
     loss=loss,
     lora=TRANSFORMER,

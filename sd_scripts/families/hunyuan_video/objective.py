@@ -9,27 +9,25 @@ from torch import Tensor, nn
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.encoders.llama import MASK, POOLED, STATES
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import clip_tokens_of, flow_inputs, flow_loss
+from sd_scripts.families.common.objective import ObjectiveOptions, clip_tokens_of, flow_inputs, flow_loss
 from sd_scripts.families.hunyuan_video.model import HunyuanVideoTransformer
-from sd_scripts.options.optimization.flow import FlowOptions
-from sd_scripts.settings.settings import Settings
 
 
 def step_inputs(
-    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+    batch: Batch, latents: Tensor, options: ObjectiveOptions, generator: torch.Generator, timesteps: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching for latents (B, 16, f, h, w), as flow_inputs does, and start, the latents of
     the first frame (B, 16, 1, h, w), which an image-to-video model reads."""
-    inputs = flow_inputs(batch, latents, settings, generator, timesteps, count_tokens=clip_tokens_of)
+    inputs = flow_inputs(batch, latents, options, generator, timesteps, count_tokens=clip_tokens_of)
     return inputs | {"start": latents[:, :, :1]}
 
 
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+def loss(components: Components, inputs: StepInputs, options: ObjectiveOptions) -> Tensor:
     """Return the loss of each sample (B,) float32."""
-    model, guidance = inputs.model, settings[FlowOptions].guidance_scale
+    model, guidance = inputs.model, options.flow.guidance_scale
     noisy, t = model["noisy"], model["timesteps"]
     velocity = predict(components.denoiser, noisy, t, inputs.text, guidance, model["start"])
-    return flow_loss(velocity, model, settings)
+    return flow_loss(velocity, model, options)
 
 
 def reads_start(transformer: nn.Module) -> bool:

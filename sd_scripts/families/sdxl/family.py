@@ -59,6 +59,7 @@ FAMILY = SDXL = Family(
     place_denoiser=place,
     checkpoint_gradients=checkpoint_gradients,
     conditioning=conditioning,
+    objective_group=ModelOptions,
     step_inputs=step_inputs,
     validation_timesteps=validation_timesteps,
     loss=loss,

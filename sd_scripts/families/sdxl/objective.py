@@ -1,5 +1,7 @@
 """SDXL's training objective: predict the noise, or the velocity, in noisy latents."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -7,14 +9,13 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.plan.buckets import Size, crop_ltrb
 from sd_scripts.data.plan.dataset import Item
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import loss_inputs
+from sd_scripts.families.common.objective import ObjectiveOptions, loss_inputs
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.diffusion.losses import per_sample_loss
 from sd_scripts.library.diffusion.noise import draw_noise, draw_timesteps, noise_schedule, perturb, timestep_bounds
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.optimization.loss import LossOptions, NoiseOptions
-from sd_scripts.settings.settings import Settings
+from sd_scripts.options.optimization.loss import NoiseOptions
 
 
 def conditioning(item: Item, flipped: bool) -> dict[str, Tensor]:
@@ -33,20 +34,19 @@ def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int
 
 
 def step_inputs(
-    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+    batch: Batch, latents: Tensor, options: ObjectiveOptions, generator: torch.Generator, timesteps: Tensor | None
 ) -> dict[str, Tensor]:
     """Return noisy and target (B, 4, h, w), timesteps (B,), sizes (B, 6) and loss_inputs, on the latents' device.
 
     `latents` (B, 4, h, w) float32, not yet scaled.
     """
-    noise_options = settings[NoiseOptions]
     device = latents.device
-    schedule = noise_schedule(device, noise_options.zero_terminal_snr)
+    schedule = noise_schedule(device, options.noise.zero_terminal_snr)
     latents = latents * VAE_SCALE
-    noise = draw_noise(latents, noise_options, generator)
-    t = draw_timesteps(len(latents), noise_options, generator) if timesteps is None else timesteps.long()
-    noisy = schedule.add_noise(latents, perturb(noise, noise_options, generator), t)
-    target = schedule.velocity(latents, noise, t) if settings[ModelOptions].v_parameterization else noise
+    noise = draw_noise(latents, options.noise, generator)
+    t = draw_timesteps(len(latents), options.noise, generator) if timesteps is None else timesteps.long()
+    noisy = schedule.add_noise(latents, perturb(noise, options.noise, generator), t)
+    target = schedule.velocity(latents, noise, t) if cast(ModelOptions, options.family).v_parameterization else noise
     return {
         "noisy": noisy,
         "target": target,
@@ -56,7 +56,7 @@ def step_inputs(
     }
 
 
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+def loss(components: Components, inputs: StepInputs, options: ObjectiveOptions) -> Tensor:
     """Return the loss of each image (B,) float32."""
     model = inputs.model
     text = inputs.text
@@ -74,11 +74,11 @@ def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tens
         prediction,
         model["target"],
         model["timesteps"],
-        noise_schedule(model["noisy"].device, settings[NoiseOptions].zero_terminal_snr),
-        settings[LossOptions],
+        noise_schedule(model["noisy"].device, options.noise.zero_terminal_snr),
+        options.loss,
         loss_weight=model["loss_weight"],
         mask=model.get("mask"),
-        v_parameterization=settings[ModelOptions].v_parameterization,
+        v_parameterization=cast(ModelOptions, options.family).v_parameterization,
     )
 
 

@@ -8,26 +8,25 @@ from torch import Tensor, nn
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.common.encoders.umt5 import STATES
 from sd_scripts.families.common.family import Components, StepInputs
-from sd_scripts.families.common.objective import flow_inputs, flow_loss
+from sd_scripts.families.common.objective import ObjectiveOptions, flow_inputs, flow_loss
 from sd_scripts.families.wan.conditions import CONDITION, CONTROL, FEATURES, START, input_channels
-from sd_scripts.settings.settings import Settings
 
 
 def step_inputs(
-    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+    batch: Batch, latents: Tensor, options: ObjectiveOptions, generator: torch.Generator, timesteps: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the inputs of flow matching, and the conditions of a model that reads images."""
     conditions = {name: batch.conditioning[name] for name in (CONDITION, START, FEATURES) if name in batch.conditioning}
     on_device = {name: each.to(latents.device, torch.float32) for name, each in conditions.items()}
-    return flow_inputs(batch, latents, settings, generator, timesteps) | on_device
+    return flow_inputs(batch, latents, options, generator, timesteps) | on_device
 
 
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+def loss(components: Components, inputs: StepInputs, options: ObjectiveOptions) -> Tensor:
     """Return the loss of each clip (B,) float32."""
     model = inputs.model
     conditions = {**model, CONTROL: inputs.controls[0]} if inputs.controls else model
     velocity = predict(components.denoiser, model["noisy"], model["timesteps"], inputs.text, conditions)
-    return flow_loss(velocity, model, settings)
+    return flow_loss(velocity, model, options)
 
 
 def predict(

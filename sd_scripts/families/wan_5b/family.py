@@ -10,6 +10,7 @@ from sd_scripts.families.common.flow_sampling import sample_clip
 from sd_scripts.families.wan.family import WAN
 from sd_scripts.families.wan.sampling import CLIP_VAE, generate
 from sd_scripts.families.wan_5b.card import CARD
+from sd_scripts.families.wan_5b.card.options import Wan5BOptions
 from sd_scripts.families.wan_5b.load import LAYOUTS, expected
 from sd_scripts.families.wan_5b.objective import loss, step_inputs
 from sd_scripts.families.wan_5b.vae import LATENTS
@@ -28,6 +29,7 @@ FAMILY = replace(
     layouts=LAYOUTS,
     expected=expected,
     conditions=None,
+    objective_group=Wan5BOptions,
     step_inputs=step_inputs,
     loss=loss,
     sample=partial(

@@ -15,20 +15,20 @@ from sd_scripts.training.training_data import TrainingData
 def step_inputs(data: TrainingData, batch: Batch, *key: object, timestep: float | None = None) -> StepInputs:
     """Load the data of a micro-step onto the device. Draws are keyed by the seed and `key`."""
     device = data.context.device
-    settings = data.context.settings
+    options = data.objective
     batch = batch if batch.pixels is None else _encoded(data, batch, batch.pixels.to(device, non_blocking=True))
     assert batch.latents is not None, "a batch contains pixels or latents"
     latents = batch.latents.to(device, torch.float32, non_blocking=True)
     t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
     generator = data.context.generator(*key)
     if batch.high_noise is not None:
-        t = data.family.high_noise(settings).timesteps(len(batch), batch.bucket, generator, high=batch.high_noise)
+        t = data.family.high_noise(options).timesteps(len(batch), batch.bucket, generator, high=batch.high_noise)
     if experts := data.components.experts:
         if timestep is None:
-            t = experts.draw(latents, settings, generator, data.context.number("experts", data.context.rank, *key))
+            t = experts.draw(latents, options, generator, data.context.number("experts", data.context.rank, *key))
         else:
             experts.use_for(timestep)
-    model = data.family.step_inputs(batch, latents, settings, generator, t)
+    model = data.family.step_inputs(batch, latents, options, generator, t)
     controls = tuple(control.to(device, torch.float32, non_blocking=True) for control in batch.controls)
     text, tokens = pytree.tree_map(lambda tensor: tensor.to(device, non_blocking=True), _text_inputs(data, batch))
     return StepInputs(model=model, text=text, tokens=tokens, controls=controls)
@@ -44,7 +44,7 @@ def step_loss(data: TrainingData, inputs: StepInputs, *, autocast: bool = False)
         if inputs.tokens:
             trained = data.family.text.encode(components, inputs.tokens)
             inputs = replace(inputs, text=inputs.text | trained)
-        return data.family.loss(components, inputs, context.settings)
+        return data.family.loss(components, inputs, data.objective)
 
 
 def _encoded(data: TrainingData, batch: Batch, pixels: Tensor) -> Batch:

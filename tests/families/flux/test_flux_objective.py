@@ -37,11 +37,13 @@ def text() -> dict[str, Tensor]:
 
 def inputs_of(mask: Tensor | None = None, timesteps: Tensor | None = None, **values: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return flow_inputs(batch_of(LATENTS, mask), LATENTS, flux_settings(**values), generator, timesteps)
+    return flow_inputs(
+        batch_of(LATENTS, mask), LATENTS, FLUX.objective_options(flux_settings(**values)), generator, timesteps
+    )
 
 
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
-    return objective.loss(components, StepInputs(model=inputs, text=text), settings)
+    return objective.loss(components, StepInputs(model=inputs, text=text), FLUX.objective_options(settings))
 
 
 def predicted(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], guidance: float) -> Tensor:
@@ -61,7 +63,8 @@ def test_noisy_latents_interpolate_linearly_from_image_to_noise() -> None:
 def test_timesteps_are_drawn_in_float32_within_their_bounds() -> None:
     drawn = inputs_of(timestep_sampling="shift", min_timestep=100, max_timestep=300)["timesteps"]
     assert drawn.dtype == torch.float32
-    latents, bounds = torch.zeros(500, 16, 2, 2), flux_settings(min_timestep=100, max_timestep=300)
+    latents = torch.zeros(500, 16, 2, 2)
+    bounds = FLUX.objective_options(flux_settings(min_timestep=100, max_timestep=300))
     many = flow_inputs(batch_of(latents), latents, bounds, torch.Generator().manual_seed(1))["timesteps"]
     assert 0.1 <= many.min() < many.max() <= 0.3
 
@@ -180,7 +183,9 @@ def test_nothing_in_a_step_waits_for_the_gpu(sampling: str) -> None:
 
     def step() -> Tensor:
         generator = torch.Generator(device).manual_seed(1)
-        return loss(components, flow_inputs(batch, latents, settings, generator), text, settings)
+        return loss(
+            components, flow_inputs(batch, latents, FLUX.objective_options(settings), generator), text, settings
+        )
 
     first = step()  # tables are made once
     torch.cuda.set_sync_debug_mode("error")

@@ -238,19 +238,19 @@ def test_every_section_of_a_clip_is_trained(components: Components, f1: bool) ->
     image = torch.randn(2, 4, 16)
     generator = torch.Generator().manual_seed(0)
     batch = batch_of(2, image)
-    options = TextOptions.of(settings)
+    objective, options = FRAMEPACK.objective_options(settings), TextOptions.of(settings)
     drawn = set()
     for _ in range(6):
-        model = step_inputs(batch, latents, settings, generator)
+        model = step_inputs(batch, latents, objective, generator, None)
         clean = model["noisy"] - model["timesteps"][:, None, None, None, None] * model["target"]
         (first,) = [n for n in (1, 10) if torch.allclose(clean, latents[:, :, n : n + 9], atol=1e-4)]
         drawn.add(first)
     assert drawn == {1, 10}
     with torch.no_grad():
         text = encode_text(components, tokenize(components, [Caption("red"), Caption("a blue square")], options))
-        losses = loss(components, StepInputs(model=model, text=text), settings)
+        losses = loss(components, StepInputs(model=model, text=text), objective)
         model[IMAGE] = torch.zeros_like(image)
-        others = loss(components, StepInputs(model=model, text=text), settings)
+        others = loss(components, StepInputs(model=model, text=text), objective)
     assert losses.shape == (2,)
     assert (losses > 0).all()
     assert not torch.equal(losses, others), "the start image is seen"
@@ -301,19 +301,19 @@ def test_a_single_frame_sees_its_control_images_and_needs_a_place_for_each(
         both = encode_text(components, tokenize(components, captions, options))
         kept = [FRAMEPACK.text.trim(one) for one in ({name: each[n] for name, each in both.items()} for n in (0, 1))]
         assert [IMAGE in one for one in kept] == [True, False]
-        settings = settings_of(fp_1f_clean_indices="0,5", fp_1f_target_index=3)
+        objective = FRAMEPACK.objective_options(settings_of(fp_1f_clean_indices="0,5", fp_1f_target_index=3))
         latents, control = torch.randn(2, 1, 16, 1, 8, 8)
         generator = torch.Generator().manual_seed(0)
-        model = step_inputs(batch_of(1, torch.zeros(1, 4, 16)), latents, settings, generator)
+        model = step_inputs(batch_of(1, torch.zeros(1, 4, 16)), latents, objective, generator, None)
         assert (model["places"].tolist(), model["places_1x"].tolist()) == ([3], [0, 5, 10])
         text = {name: each[:1] for name, each in both.items()}
         losses = [
-            loss(components, StepInputs(model=model, text=text, controls=controls), settings)
+            loss(components, StepInputs(model=model, text=text, controls=controls), objective)
             for controls in ((), (control,), (control, control))
         ]
         assert len({float(each) for each in losses}) == 3
         with pytest.raises(ValueError, match=r"^fp_1f_clean_indices: 3 control images need a place each"):
-            loss(components, StepInputs(model=model, text=text, controls=(control,) * 3), settings)
+            loss(components, StepInputs(model=model, text=text, controls=(control,) * 3), objective)
 
 
 def test_files_are_recognised(framepack_miniature: Any) -> None:

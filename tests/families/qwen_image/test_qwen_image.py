@@ -322,13 +322,16 @@ def test_the_loss_is_the_weighted_mean_squared_error_of_the_velocity(components:
 
     latents = torch.randn(2, 16, 10, 12, generator=torch.Generator().manual_seed(3))
     t = torch.tensor([0.25, 0.5])
-    inputs = step_inputs(batch_of(latents), latents, settings_of(), torch.Generator().manual_seed(1), t)
+    inputs = step_inputs(
+        batch_of(latents), latents, QWEN_IMAGE.objective_options(settings_of()), torch.Generator().manual_seed(1), t
+    )
     text = encode_text(components, tokenize(components, [*map(Caption, CAPTIONS[:2])], TextOptions.of(settings_of())))
     given = StepInputs(model=inputs, text=text)
     velocity = predict(components.denoiser, inputs["noisy"], t, text)
     expected = ((velocity - inputs["target"]) ** 2).mean((1, 2, 3))
-    torch.testing.assert_close(loss(components, given, settings_of()), expected)
-    weighted = loss(components, given, settings_of(weighting_scheme="sigma_sqrt"))
+    torch.testing.assert_close(loss(components, given, QWEN_IMAGE.objective_options(settings_of())), expected)
+    by_sigma = QWEN_IMAGE.objective_options(settings_of(weighting_scheme="sigma_sqrt"))
+    weighted = loss(components, given, by_sigma)
     torch.testing.assert_close(weighted, expected / t**2)
 
 

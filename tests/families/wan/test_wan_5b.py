@@ -15,6 +15,7 @@ from sd_scripts.families.common.encoders.umt5 import STATES
 from sd_scripts.families.common.family import StepInputs
 from sd_scripts.families.wan.model import WanTransformer
 from sd_scripts.families.wan.sampling import keeping_start
+from sd_scripts.families.wan_5b.family import FAMILY
 from sd_scripts.families.wan_5b.full_size import modules
 from sd_scripts.families.wan_5b.objective import loss, step_inputs
 from sd_scripts.families.wan_5b.tiny import PARAMS
@@ -50,18 +51,21 @@ def test_the_start_has_no_noise_and_timestep_0() -> None:
 @torch.no_grad()
 def test_a_first_frame_that_is_given_has_neither_noise_nor_a_loss() -> None:
     """Its timestep is 0. A clip of the same batch that is trained from text is trained as without the option."""
-    settings = settings_of(first_frame_conditioning_p=0.5, timestep_sampling="uniform")
+    options, without = (
+        FAMILY.objective_options(settings_of(first_frame_conditioning_p=share, timestep_sampling="uniform"))
+        for share in (0.5, 0.0)
+    )
     model = WanTransformer(PARAMS)
     components = Components(denoiser=model, vae=torch.nn.Module(), text_encoders=[], tokenizers=[], source="")
     for parameter in model.parameters():
         parameter.normal_(std=0.1)
     latents, text = torch.randn(4, 48, 3, 4, 4), {STATES: torch.randn(4, 512, 48)}
     batch: Any = SimpleNamespace(loss_weight=torch.ones(4), mask=None)
-    inputs = step_inputs(batch, latents, settings, torch.Generator().manual_seed(1))
-    plain = step_inputs(batch, latents, settings_of(timestep_sampling="uniform"), torch.Generator().manual_seed(1))
+    inputs = step_inputs(batch, latents, options, torch.Generator().manual_seed(1), None)
+    plain = step_inputs(batch, latents, without, torch.Generator().manual_seed(1), None)
     given = inputs["given"]
     assert 0 < given.sum() < 4
-    found = loss(components, StepInputs(model=inputs, text=text), settings)
+    found = loss(components, StepInputs(model=inputs, text=text), options)
     for number in range(4):
         noisy, times = plain["noisy"][[number]], plain["timesteps"][[number], None].repeat(1, 3)
         if given[number]:
@@ -71,7 +75,7 @@ def test_a_first_frame_that_is_given_has_neither_noise_nor_a_loss() -> None:
         first = int(given[number])
         expected = (velocity - plain["target"][number])[:, first:].square().mean()
         torch.testing.assert_close(found[number], expected)
-    image = step_inputs(batch, latents[:, :, :1], settings, torch.Generator().manual_seed(1))
+    image = step_inputs(batch, latents[:, :, :1], options, torch.Generator().manual_seed(1), None)
     assert "given" not in image
 
 

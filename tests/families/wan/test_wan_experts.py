@@ -20,6 +20,7 @@ from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.memory_facts import MEMORY_OF_1_3B
 from sd_scripts.families.wan.experts import velocity_of
+from sd_scripts.families.wan.family import WAN
 from sd_scripts.families.wan.model import WanParams, WanTransformer
 from sd_scripts.generating.generator import Generator
 from sd_scripts.library.diffusion.flow_timesteps import shifted
@@ -128,7 +129,7 @@ def test_all_timesteps_of_a_batch_need_the_same_weights(wan_miniature: Any, high
     experts.use_for = lambda t: setattr(experts, "high", t >= 0.875)  # type: ignore[method-assign]
     latents = torch.zeros(4, 16, 1, 8, 8)
     for seed in range(200):
-        t = experts.draw(latents, settings, torch.Generator().manual_seed(seed), seed + 1000)
+        t = experts.draw(latents, WAN.objective_options(settings), torch.Generator().manual_seed(seed), seed + 1000)
         used.append(experts.high)
         assert ((t >= 0.875) == experts.high).all()
     drawn = shifted(torch.sigmoid(torch.randn(100_000, generator=torch.Generator().manual_seed(0))), 12.0)
@@ -271,7 +272,7 @@ def test_timesteps_outside_the_bounds_are_drawn_again_instead_of_scaled(wan_mini
     for keeps in (False, True):
         more = {"min_timestep": 900, "discrete_flow_shift": 3.0, "preserve_distribution_shape": keeps}
         _, settings = opened(wan_miniature, high_noise, **more)
-        t = flow_timesteps(2000, tokens_of(latents), settings, torch.Generator().manual_seed(0))
+        t = flow_timesteps(2000, tokens_of(latents), WAN.objective_options(settings), torch.Generator().manual_seed(0))
         assert t.min() >= 0.9
         means[keeps] = float(t.mean())
     assert means == {False: pytest.approx(0.971, abs=0.002), True: pytest.approx(0.932, abs=0.002)}

@@ -15,13 +15,14 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from sd_scripts.families.common.family import Components, StepInputs, family_of
+from sd_scripts.families.common.objective import ObjectiveOptions
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import prepare_unet
 from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.settings.reading import from_values
-from sd_scripts.settings.settings import Script, Settings
+from sd_scripts.settings.settings import Script
 from sd_scripts.training.execution.eager import Eager
 from sd_scripts.training.methods.lora import LoraTrainable
 from tests.support.families.flux import text_of, tiny_parts
@@ -121,6 +122,7 @@ def test_gradients_and_optimizer_steps_match_peft(make: Make, script: Script, ne
         "optimizer_type": "AdamW",
     }
     settings = from_values(script, options, more)
+    objective = family.objective_options(settings)
     plain = deepcopy(components)
 
     target = AdaptedModule(module=components.denoiser, target=family.lora, lr=LR)
@@ -137,7 +139,7 @@ def test_gradients_and_optimizer_steps_match_peft(make: Make, script: Script, ne
     eager = Eager(
         trainable=trainable,
         optimizer=optimizer,
-        loss=lambda inputs: family.loss(components, inputs, settings),
+        loss=lambda inputs: family.loss(components, inputs, objective),
         inputs=lambda batch, number: pytest.fail("micro-steps are called directly"),
         max_grad_norm=MAX_NORM,
         accumulation=len(micro_batches),
@@ -145,7 +147,7 @@ def test_gradients_and_optimizer_steps_match_peft(make: Make, script: Script, ne
     reference = torch.optim.AdamW(leaves, lr=LR, weight_decay=DECAY, eps=EPS)
     for _ in range(2):
         losses = [eager.micro_step(StepInputs(model=inputs, text=text)) for inputs in micro_batches]
-        their_losses = [gradients_of(family.loss, theirs, inputs, text, settings) for inputs in micro_batches]
+        their_losses = [gradients_of(family.loss, theirs, inputs, text, objective) for inputs in micro_batches]
         torch.testing.assert_close(losses, their_losses, rtol=1e-6, atol=0)
         for own, leaf in zip(ours_of(network, gradients=True), leaves, strict=True):
             assert leaf.grad is not None
@@ -164,9 +166,13 @@ def test_gradients_and_optimizer_steps_match_peft(make: Make, script: Script, ne
 
 
 def gradients_of(
-    loss: Any, components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings
+    loss: Any,
+    components: Components,
+    inputs: dict[str, Tensor],
+    text: dict[str, Tensor],
+    options: ObjectiveOptions,
 ) -> Tensor:
     """Half of the gradients of a micro-batch, since there are two; return its mean loss."""
-    mean = loss(components, StepInputs(model=inputs, text=text), settings).mean()
+    mean = loss(components, StepInputs(model=inputs, text=text), options).mean()
     (mean / 2).backward()
     return mean.detach()

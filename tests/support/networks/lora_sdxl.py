@@ -96,7 +96,7 @@ def losses(components: Components) -> Tensor:
     text = SDXL.text.encode(
         components, SDXL.text.tokenize(components, [*map(Caption, CAPTIONS)], TextOptions.of(settings))
     )
-    return SDXL.loss(components, StepInputs(model=inputs, text=text), settings)
+    return SDXL.loss(components, StepInputs(model=inputs, text=text), SDXL.objective_options(settings))
 
 
 def save(prepared: Prepared, path: Path) -> Path:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sd_scripts.families.reel.card import CARD
@@ -37,7 +37,7 @@ from sd_scripts.families.common.family import (
     blocks_of,
 )
 from sd_scripts.families.common.layouts import Layout, whole_file
-from sd_scripts.families.common.objective import flow_inputs
+from sd_scripts.families.common.objective import ObjectiveOptions, flow_inputs
 from sd_scripts.families.common.sampling import length_of, offer_preview
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
 from sd_scripts.library.diffusion.losses import diffusion_loss
@@ -45,7 +45,6 @@ from sd_scripts.library.diffusion.media import Media
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, size_of
 from sd_scripts.options.networks.network import NetworkOptions
-from sd_scripts.options.optimization.loss import LossOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.settings.settings import Settings
 
@@ -78,22 +77,22 @@ def checkpoint_gradients(denoiser: Any, training: TrainingOptions, network: Netw
 
 
 def step_inputs(
-    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+    batch: Batch, latents: Tensor, options: ObjectiveOptions, generator: torch.Generator, timesteps: Tensor | None
 ) -> dict[str, Tensor]:
     return flow_inputs(
-        batch, latents, settings, generator, timesteps, count_tokens=lambda latents: latents[0, 0].numel()
+        batch, latents, options, generator, timesteps, count_tokens=lambda latents: latents[0, 0].numel()
     )
 
 
-def loss(components: Components, inputs: StepInputs, settings: Settings) -> Tensor:
+def loss(components: Components, inputs: StepInputs, options: ObjectiveOptions) -> Tensor:
     model = inputs.model
-    states = inputs.text["states"] * settings[ReelOptions].reel_text_scale
+    states = inputs.text["states"] * cast(ReelOptions, options.family).reel_text_scale
     velocity = components.denoiser(model["noisy"], model["timesteps"], states)
     return diffusion_loss(
         velocity,
         model["target"],
         model["timesteps"],
-        settings[LossOptions],
+        options.loss,
         loss_weight=model["loss_weight"],
         mask=model.get("mask"),
     )
@@ -156,6 +155,7 @@ FAMILY = Family(
     layouts=LAYOUTS,
     encode_images=encode_images,
     checkpoint_gradients=checkpoint_gradients,
+    objective_group=ReelOptions,
     step_inputs=step_inputs,
     validation_timesteps=lambda noise: [0.25, 0.75],
     loss=loss,
