@@ -309,16 +309,15 @@ def prompts(valid: Settings) -> Iterator[str]:
     yield from ()
 
 
-def prompt_images(valid: Settings) -> Iterator[str]:
+def prompt_images(script: Script, options: GenerateOptions) -> Iterator[str]:
     """Check that the images can be read that prompts are generated with if they name none."""
-    options = valid[GenerateOptions]
     by_default = SamplePrompt(
         control_images=tuple(options.control_image_path),
         start_image=options.image_path,
         end_image=options.end_image_path,
         control_clip=options.control_path,
     )
-    for name, path in with_effect(by_default, card_of(valid.script.family).capabilities).image_files:
+    for name, path in with_effect(by_default, card_of(script.family).capabilities).image_files:
         if why := file_problem(name, path):
             yield f"{'control_path' if name == CONTROL_CLIP.key else name}: {why}"
 
@@ -339,12 +338,9 @@ def image_dir(options: GenerateOptions) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    model_checks.base_model,
-    model_checks.vae,
-    model_checks.components,
-    model_checks.components_in_the_model,
+    *model_checks.OF_BASE_MODEL,
     prompts,
-    prompt_images,
+    reading(prompt_images, Script, GenerateOptions),
     adapters,
     reading(image_dir, GenerateOptions),
 )

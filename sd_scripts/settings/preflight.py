@@ -7,7 +7,8 @@ are reported by the code that opens the file.
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from sd_scripts.families.cards.registry import card_of
@@ -18,6 +19,7 @@ from sd_scripts.options.launch import SlurmOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.options.optimization.optimizer import OptimizerOptions
 from sd_scripts.options.optimization.optimizer import remarks as optimizer_remarks
 from sd_scripts.options.optimization.optimizer_table import known_optimizer
@@ -28,7 +30,7 @@ from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 from sd_scripts.settings import network_choice
 from sd_scripts.settings.checks import data_files as data_checks
 from sd_scripts.settings.checks import model_files as model_checks
-from sd_scripts.settings.settings import Check, Problem, Settings, reading
+from sd_scripts.settings.settings import Check, Problem, Script, Settings, reading
 
 
 def problems(settings: Settings) -> list[Problem]:
@@ -80,7 +82,7 @@ REMARKS: tuple[Check, ...] = (
     optimizer,
     network_choice.remarks,
     model_checks.model_remarks,
-    model_checks.network_remarks,
+    reading(model_checks.network_remarks, Script, ModelOptions, NetworkOptions),
     readable_prompts,
 )
 
@@ -88,16 +90,16 @@ REMARKS: tuple[Check, ...] = (
 def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:
     """Yield the findings of these checks in settings whose wrong values are left out."""
     for check in checks:
-        for sentence in _until_wrong(check, valid):
+        for sentence in _until_wrong(partial(check, valid)):
             listed, _, text = sentence.partition(": ")
             names = tuple(listed.split(", "))
             known = all(name in valid.options for name in names)  # not so where a library's own words are passed on
             yield Problem(names, shortened(text)) if known else Problem((), shortened(sentence))
 
 
-def _until_wrong(check: Check, valid: Settings) -> Iterator[str]:
+def _until_wrong(check: Callable[[], Iterable[str]]) -> Iterator[str]:
     try:
-        yield from check(valid)
+        yield from check()
     except WrongValue:
         return
     except ValueError as error:

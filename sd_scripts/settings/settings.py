@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sd_scripts.formats.secrets import without_secrets
 from sd_scripts.formats.words import shortened
@@ -14,6 +14,9 @@ from sd_scripts.settings.checks.between import problems_between
 from sd_scripts.settings.family_options import each_option
 
 Contents = TypeVar("Contents")
+One = TypeVar("One")
+Two = TypeVar("Two")
+Three = TypeVar("Three")
 Groups = tuple[type[OptionGroup], ...]
 
 
@@ -175,6 +178,21 @@ Check = Callable[[Settings], Iterable[str]]
 """Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
 
 
-def reading(check: Callable[..., Iterable[str]], *groups: type[OptionGroup]) -> Check:
-    """Return a check of settings that calls `check` with these groups."""
-    return lambda valid: check(*(valid[group] for group in groups))
+@overload
+def reading(check: Callable[[One], Iterable[str]], one: type[One], /) -> Check: ...
+@overload
+def reading(check: Callable[[One, Two], Iterable[str]], one: type[One], two: type[Two], /) -> Check: ...
+@overload
+def reading(
+    check: Callable[[One, Two, Three], Iterable[str]], one: type[One], two: type[Two], three: type[Three], /
+) -> Check: ...
+def reading(check: Callable[..., Iterable[str]], *parts: type) -> Check:
+    """Return a check of settings that calls `check` with these parts: groups, and Script. It finds nothing in settings
+    without one of the groups."""
+
+    def checked(valid: Settings) -> Iterable[str]:
+        if not valid.filled.keys() >= {*parts} - {Script}:
+            return ()
+        return check(*(valid.script if part is Script else valid[part] for part in parts))
+
+    return checked

@@ -15,6 +15,7 @@ from sd_scripts.families.common.family import Components, Family, family_of
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.generating.work import Worker
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, parse_prompts
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.model import MODEL
 from sd_scripts.planning.memory import plan_memory
 from sd_scripts.runs.folder import new_run_folder
@@ -193,7 +194,7 @@ def test_a_file_that_cannot_take_the_models_place_is_refused(
     def problems(file: Path) -> tuple[list[str], list[str]]:
         """Return those that the page finds, and those that the run finds before it loads."""
         settings = Settings(script_for("krea2", "lora"), {**files, "sample_model": str(file)})
-        return [*sample_model(settings)], family.check(settings)
+        return [*sample_model(settings.script, settings[SampleOptions])], family.check(settings)
 
     assert problems(krea2_miniature.checkpoint) == ([], [])
     missing = tmp_path / "none.safetensors"

@@ -28,7 +28,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
 )
 from sd_scripts.settings import dataset_schema as schema
-from sd_scripts.settings.settings import Settings, reading
+from sd_scripts.settings.settings import Script, reading
 
 IMAGES = "images (png, jpg, webp, bmp)"
 CLIPS = " or videos (mp4, mov, webm, mkv)"
@@ -36,9 +36,8 @@ PLACES = ("metadata_file", "image_dir", "conditioning_data_dir", "control_direct
 """Keys of a subset that name a file or folder."""
 
 
-def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> Iterator[str]:
+def _images(option: str, find: Callable[..., FoundFolders], script: Script, options: DatasetOptions) -> Iterator[str]:
     """Check the folders that an option names, unless dataset_config or in_json describe the data."""
-    options = valid[DatasetOptions]
     if options.dataset_config or options.in_json or not (root := getattr(options, option)):
         return
     found = find(Path(root), options.num_repeats, allow_many_repeats=options.allow_many_repeats)
@@ -46,7 +45,7 @@ def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> 
         yield f"{option}: {found.problem}"
         return
     try:
-        clips = card_of(valid.script.family).clips is not None
+        clips = card_of(script.family).clips is not None
         empty = found.folders and not any(_has_images(folder.path, clips=clips) for folder in found.folders)
     except OSError as error:
         yield f"{option}: {error.filename!r} cannot be read: {error.strerror}"
@@ -80,12 +79,10 @@ def masks(options: DatasetOptions, augmenting: AugmentOptions) -> Iterator[str]:
         yield f"conditioning_data_dir: folder not found: {folder!r}"
 
 
-def controls(valid: Settings) -> Iterator[str]:
+def controls(script: Script, options: DatasetOptions, chosen: ControlOptions) -> Iterator[str]:
     """Check that each image of train_data_dir has its control images, in a family that is trained with them."""
-    options = valid[DatasetOptions]
-    card = card_of(valid.script.family)
-    chosen = valid.get(ControlOptions)
-    if not chosen or options.dataset_config or options.in_json or not (root := options.train_data_dir):
+    card = card_of(script.family)
+    if options.dataset_config or options.in_json or not (root := options.train_data_dir):
         return
     clips = card.clips is not None
     if not chosen.control_directory and (clips or not card.needs_controls):  # a variant of clips may need none
@@ -109,17 +106,17 @@ def _controls_problem(directory: str, folder: Path, *, clips: bool) -> str:
     return ""
 
 
-def dataset_config(valid: Settings) -> Iterator[str]:
+def dataset_config(script: Script, options: DatasetOptions, augmenting: AugmentOptions) -> Iterator[str]:
     """Check the file, and the folders and metadata files that it names."""
-    if not (file := valid[DatasetOptions].dataset_config):
+    if not (file := options.dataset_config):
         return
     config = schema.read_config(Path(file))
     lines = schema.read_lines(Path(file))
     yield from (
         f"dataset_config: {problem}"
-        for problem in schema.problems(config, masked_loss=valid[AugmentOptions].masked_loss, lines=lines)
+        for problem in schema.problems(config, masked_loss=augmenting.masked_loss, lines=lines)
     )
-    if not valid[DatasetOptions].resolution:
+    if not options.resolution:
         for path in schema.without_resolution(config):
             yield f"dataset_config: {schema.located(path, lines)} has no resolution; set it there or in [general]"
     filters = schema.OPTIONS["resize_interpolation"].choices
@@ -129,7 +126,7 @@ def dataset_config(valid: Settings) -> Iterator[str]:
     wrong = (
         f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}"
         for path, subset in _different(config)
-        for key, why in _subset(subset, clips=card_of(valid.script.family).clips is not None)
+        for key, why in _subset(subset, clips=card_of(script.family).clips is not None)
     )
     yield from first(wrong, "dataset_config: more files and folders have problems, which are not listed")
 
@@ -196,11 +193,11 @@ def _subset(subset: schema.Config, *, clips: bool) -> Iterator[tuple[str, str]]:
 
 
 CHECKS = (
-    partial(_images, "train_data_dir", image_folders),
-    partial(_images, "reg_data_dir", regularisation_folders),
+    reading(partial(_images, "train_data_dir", image_folders), Script, DatasetOptions),
+    reading(partial(_images, "reg_data_dir", regularisation_folders), Script, DatasetOptions),
     reading(metadata, DatasetOptions),
     reading(masks, DatasetOptions, AugmentOptions),
-    controls,
-    dataset_config,
+    reading(controls, Script, DatasetOptions, ControlOptions),
+    reading(dataset_config, Script, DatasetOptions, AugmentOptions),
     reading(varying_data_with_cache, DatasetOptions, CacheOptions),
 )

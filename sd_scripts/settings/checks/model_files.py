@@ -8,19 +8,18 @@ from sd_scripts.families.cards.registry import card_of, component_card, is_built
 from sd_scripts.formats.models.lora_header import why_unreadable
 from sd_scripts.formats.models.lora_keys import DENOISER_LAYER, group_keys, left_out, not_in_model
 from sd_scripts.formats.models.safetensors_header import SAFETENSORS, read_header
-from sd_scripts.options.generating.sampling import SAMPLE_MODEL
+from sd_scripts.options.generating.sampling import SAMPLE_MODEL, SampleOptions
 from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.settings.catalog import FAMILY_TITLES, GENERATE_SCRIPTS, METHOD_TITLES, SCRIPTS
-from sd_scripts.settings.settings import Script, Settings
+from sd_scripts.settings.settings import Check, Script, Settings, reading
 
 
-def base_model(valid: Settings) -> Iterator[str]:
-    where = locate(valid[ModelOptions].pretrained_model_name_or_path)
+def base_model(script: Script, model: ModelOptions) -> Iterator[str]:
+    where = locate(model.pretrained_model_name_or_path)
     if isinstance(where, str):
         return
     found = describe(where)
-    script = valid.script
     if found.problem:
         yield f"{MODEL}: {found.problem}"
     elif _is_known(found) and not (card_of(script.family).trains(found.family) and found.is_base_model):
@@ -53,9 +52,9 @@ def _advice(found: ModelFile, script: Script) -> str:
     return "choose another file"
 
 
-def vae(valid: Settings) -> Iterator[str]:
-    name = valid[ModelOptions].vae
-    card = card_of(valid.script.family)
+def vae(script: Script, model: ModelOptions) -> Iterator[str]:
+    name = model.vae
+    card = card_of(script.family)
     if not name or not card.has("own_vae"):  # without effect elsewhere
         return
     if component_card(card.name, "vae"):  # checked with the other components
@@ -107,10 +106,10 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
 
 
-def sample_model(valid: Settings) -> Iterator[str]:
+def sample_model(script: Script, samples: SampleOptions) -> Iterator[str]:
     """Check the model that samples are made with."""
-    name = valid.value(SAMPLE_MODEL)
-    card = card_of(valid.script.family)
+    name = samples.sample_model
+    card = card_of(script.family)
     if not name or not card.has(SAMPLE_MODEL):  # without effect elsewhere
         return
     path = Path(name)
@@ -123,21 +122,20 @@ def sample_model(valid: Settings) -> Iterator[str]:
         yield f"{SAMPLE_MODEL}: '{name}' is {found.is_a}, not a base model for {card.title}; choose another file"
 
 
-def network_files(valid: Settings) -> Iterator[str]:
+def network_files(script: Script, network: NetworkOptions) -> Iterator[str]:
     """Check the LoRA files to continue from or to merge into the base model."""
-    for option, file, ours in _network_files(valid.get(NetworkOptions)):
-        if why := why_no_lora(Path(file), valid.script.family, ours=ours):
+    for option, file, ours in _network_files(network):
+        if why := why_no_lora(Path(file), script.family, ours=ours):
             yield f"{option}: {why}"
 
 
-def _network_files(options: NetworkOptions | None) -> Iterator[tuple[str, str, bool]]:
+def _network_files(options: NetworkOptions) -> Iterator[tuple[str, str, bool]]:
     """Yield each LoRA file with its option, and whether it is read here, not by an external network."""
-    if options:
-        if options.network_weights:
-            yield "network_weights", options.network_weights, is_built_in_network(options)
-        yield from (("base_weights", file, True) for file in options.base_weights)
-        if options.training_adapter:
-            yield "training_adapter", options.training_adapter, True
+    if options.network_weights:
+        yield "network_weights", options.network_weights, is_built_in_network(options)
+    yield from (("base_weights", file, True) for file in options.base_weights)
+    if options.training_adapter:
+        yield "training_adapter", options.training_adapter, True
 
 
 def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
@@ -153,15 +151,15 @@ def why_no_lora(file: Path, family: str, *, ours: bool = True) -> str:
     return f"'{file}' is {found.is_a}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 
 
-def network_remarks(valid: Settings) -> Iterator[str]:
+def network_remarks(script: Script, model: ModelOptions, network: NetworkOptions) -> Iterator[str]:
     """Report tensors that belong to no layer in the LoRA files, and layers that the model lacks, as far as headers show
     them."""
-    for option, file, ours in _network_files(valid.get(NetworkOptions)):
-        if ours and Path(file).suffix in SAFETENSORS and not why_no_lora(Path(file), valid.script.family):
+    for option, file, ours in _network_files(network):
+        if ours and Path(file).suffix in SAFETENSORS and not why_no_lora(Path(file), script.family):
             keys = group_keys(read_header(Path(file)).shapes)
             yield from left_out(option, file, keys.others)
             layers = [layer for layer in keys.layers if layer.startswith(DENOISER_LAYER)]
-            lacking = sorted({*layers} - _denoiser_layers(valid[ModelOptions], valid.script.family))
+            lacking = sorted({*layers} - _denoiser_layers(model, script.family))
             if lacking and len(lacking) < len(layers):  # else the two are named by different programs
                 yield not_in_model(option, file, lacking)
 
@@ -210,4 +208,14 @@ def model_remarks(settings: Settings, downloaded: Path | None = None) -> Iterato
         )
 
 
-CHECKS = (base_model, vae, components, components_in_the_model, sample_model, network_files)
+OF_BASE_MODEL: tuple[Check, ...] = (
+    reading(base_model, Script, ModelOptions),
+    reading(vae, Script, ModelOptions),
+    components,
+    components_in_the_model,
+)
+CHECKS: tuple[Check, ...] = (
+    *OF_BASE_MODEL,
+    reading(sample_model, Script, SampleOptions),
+    reading(network_files, Script, NetworkOptions),
+)

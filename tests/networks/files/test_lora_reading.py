@@ -18,10 +18,12 @@ from sd_scripts.networks.adapter import known_endings
 from sd_scripts.networks.files.lora_files import LoraFile, read_lora
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import LoraTarget
+from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.checks import model_files as model_checks
 from sd_scripts.settings.generate_settings import AdapterFile, settings_of
+from sd_scripts.settings.settings import Script, reading
 from sd_scripts.tools import check_lora_weights, convert_lora, merge_lora, resize_lora, svd_merge_lora
 from tests.support.families.flux import SHAPE, flux_settings
 from tests.support.networks.lora_tools import write_lora
@@ -139,15 +141,16 @@ def test_damaged_or_partly_understood_files_are_refused(damage: str, tmp_path: P
 def test_problems_in_the_header_are_reported_before_the_file_is_read(tmp_path: Path) -> None:
     """By --plan, the page and every start, without torch."""
     path, shown = tmp_path / "x.safetensors", []
+    network_files = reading(model_checks.network_files, Script, NetworkOptions)
     for damage, (make, _) in DAMAGED.items():
         save_file(make(), path)
         options = {"base_weights": [str(path)], "network_weights": str(path)}
-        sentences = list(model_checks.network_files(flux_settings(**options)))
+        sentences = list(network_files(flux_settings(**options)))
         names = ["network_weights", "base_weights"] if sentences else []
         assert [sentence.partition(f": '{path}' ")[0] for sentence in sentences] == names
         shown += [damage] * bool(sentences)
         external = {"network_module": "tests.support.networks.foreign_network", "network_weights": str(path)}
-        assert list(model_checks.network_files(flux_settings(**external))) == []
+        assert list(network_files(flux_settings(**external))) == []
     assert {"uint8", "truth values", "fp8 with scales", "a multiplier that is not known"} < {*shown}
     assert {"a bias", "a bias under ComfyUI's names", "a norm", "a bias of PEFT", "rotations of PEFT"} < {*shown}
 
