@@ -20,7 +20,7 @@ from benchmarks import summary
 from kohya_gui import command
 from kohya_gui.form.configuration import family_of
 from kohya_gui.form.presets import preset_title
-from sd_scripts.data.plan.blueprint import resolve
+from sd_scripts.data.plan.blueprint import dataset_defaults, resolve
 from sd_scripts.families.cards.registry import card_of, cards
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
@@ -102,7 +102,7 @@ def test_every_settings_file_is_read_without_a_warning(where: str, text: str, tm
     if "datasets" in document:
         file = tmp_path / "data.toml"
         file.write_text(text, encoding="utf-8")
-        assert resolve(read_config(file), from_values(SDXL_LORA, {})).datasets
+        assert resolve(read_config(file), dataset_defaults(from_values(SDXL_LORA, {}))).datasets
         return
     settings_are_known(flat(document))
     remarks = from_values(script_of(document), flat(document)).remarks

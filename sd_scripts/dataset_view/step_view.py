@@ -21,12 +21,11 @@ from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank,
 from sd_scripts.data.plan.items import Item
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import Pixels
-from sd_scripts.dataset_view.view import Listings, View, plan_view, train_plan_of
+from sd_scripts.dataset_view.view import Listings, View, plan_view
 from sd_scripts.families.common.family import family_of
 from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
-from sd_scripts.settings.launching.accelerate_command import processes_of
 from sd_scripts.settings.settings import Settings
 
 
@@ -44,13 +43,12 @@ class Step:
     """Each planned batch, what the trainer reads for it, and warnings."""
 
 
-def step_of(settings: Settings, number: int) -> Step:
+def step_of(view: View, number: int) -> Step:
     """Return a step of the run, counted from 1. Raises ValueError if there is no plan or no such step."""
-    view = plan_view(settings)
     if view.plan is None:
         raise ValueError(view.refused[0])
     plan = view.plan
-    train = train_plan_of(plan, view.settings)
+    train = view.length(plan)
     if not 1 <= number <= train.max_steps:
         raise ValueError(f"step: the run has steps 1 to {train.max_steps:,}; choose one of these")
     reader = BatchReader(plan, max_train_steps=train.max_steps)
@@ -68,7 +66,7 @@ def planned_batches(plan: DataPlan, view: View, train: TrainPlan, number: int) -
     """Yield the batches of a step of the first process, in the order in which its loader yields them."""
     epoch, step = divmod(number - 1, train.steps_per_epoch)
     batches = plan_epoch(plan, epoch + 1, short_batches=view.settings[DatasetOptions].short_batches)
-    numbers = share_of_rank(len(batches), 0, processes_of(view.settings))
+    numbers = share_of_rank(len(batches), 0, view.processes)
     at_high_noise = None
     if plan.smaller_buckets():  # else the family's code need not be loaded
         family = family_of(view.settings.script.family)
@@ -81,7 +79,7 @@ def planned_batches(plan: DataPlan, view: View, train: TrainPlan, number: int) -
 
 def answer_of(settings: Settings, number: int) -> dict[str, Any]:
     """Return a step as JSON: its `samples`, with image and mask as PNGs in Base64."""
-    step = step_of(settings, number)
+    step = step_of(plan_view(settings), number)
     listings = Listings(settings[CaptionOptions].caption_extension)
     samples = [
         _sample(step.plan.items[item], batch, row, listings)

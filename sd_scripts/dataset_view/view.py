@@ -103,6 +103,29 @@ class View:
     refused: list[str] = field(default_factory=list)
     """Why there is no plan."""
 
+    @property
+    def processes(self) -> int:
+        return processes_of(self.settings)
+
+    def blueprint(self) -> Blueprint | None:
+        """Return the datasets, planned or not; None if they cannot be read."""
+        try:
+            return self.plan.blueprint if self.plan else read_blueprint(self.settings, lambda _: None)
+        except (ValueError, OSError, AssertionError):
+            return None
+
+    def length(self, plan: DataPlan) -> TrainPlan:
+        """Return the length of the run."""
+        shapes = batch_shapes(plan, short_batches=self.settings[DatasetOptions].short_batches)
+        return plan_training(self.settings[TrainingOptions], -(-sum(shapes.values()) // self.processes))
+
+    def frames(self) -> list[list[Size]]:
+        """Return the buckets of each dataset; empty if they are not known, for which `refused` has the reason."""
+        try:
+            return frames_of(rules_of(self.settings))
+        except (ValueError, OSError, AssertionError):
+            return []
+
 
 @garbage_collection.paused()
 def view_of(settings: Settings) -> dict[str, Any]:
@@ -112,14 +135,12 @@ def view_of(settings: Settings) -> dict[str, Any]:
     images, folders = shown_images(view)
     return {
         "images": [vars(image) for image in images],
-        "sum": sum_of(view.plan, train_plan_of(view.plan, view.settings), processes_of(view.settings))
-        if view.plan
-        else None,
+        "sum": sum_of(view.plan, view.length(view.plan), view.processes) if view.plan else None,
         "buckets": buckets_of(view.plan, short_batches=view.settings[DatasetOptions].short_batches)
         if view.plan
         else [],
         "folders": [str(folder) for folder in folders],
-        "frames": _frames(view.settings),
+        "frames": view.frames(),
         "caption_extension": view.settings[CaptionOptions].caption_extension,
         "caption_separator": view.settings[CaptionOptions].caption_separator,
         "warnings": view.warnings,
@@ -157,7 +178,7 @@ def plan_of(settings: Settings, warn: Warn) -> DataPlan:
 
 def shown_images(view: View) -> tuple[list[ShownImage], list[Path]]:
     """Return the images of the plan in its order, those that it leaves out, and the folders they are in."""
-    blueprint = view.plan.blueprint if view.plan else _blueprint(view.settings)
+    blueprint = view.blueprint()
     subsets = {Path(s.image_dir): s for d in blueprint.datasets for s in d.subsets if s.image_dir} if blueprint else {}
     root = view.settings[DatasetOptions].train_data_dir
     places = [*subsets] or (folders_below(Path(root)) if root else [])
@@ -217,20 +238,6 @@ def _mask_of(image: ShownImage, mask: Path, facts: MaskFacts | UnreadableImage) 
     elif image.size and not facts.fits(image.size):
         problem = "differs"
     return {"mask_key": image_key(str(mask), size, changed), "mask_path": str(mask), "mask_problem": problem}
-
-
-def _blueprint(settings: Settings) -> Blueprint | None:
-    try:
-        return read_blueprint(settings, lambda _: None)
-    except (ValueError, OSError, AssertionError):
-        return None
-
-
-def _frames(settings: Settings) -> list[list[Size]]:
-    try:
-        return frames_of(rules_of(settings))
-    except (ValueError, OSError, AssertionError):
-        return []  # the reason is among the refusals
 
 
 def _fits(paths: Sequence[Path], blueprint: Blueprint | None, card: FamilyCard) -> dict[Path, Item]:
@@ -342,12 +349,6 @@ def sum_of(plan: DataPlan, train: TrainPlan, processes: int) -> dict[str, Any]:
         "epochs": train.epochs if has_steps else 0,
         "steps": train.max_steps if has_steps else 0,
     }
-
-
-def train_plan_of(plan: DataPlan, settings: Settings) -> TrainPlan:
-    """Return the length of the run."""
-    shapes = batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches)
-    return plan_training(settings[TrainingOptions], -(-sum(shapes.values()) // processes_of(settings)))
 
 
 def buckets_of(plan: DataPlan, short_batches: ShortBatches) -> list[dict[str, Any]]:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from sd_scripts.data.plan.blueprint import Blueprint, Dataset, Subset, parse_resolution, read_blueprint, resolve
+from sd_scripts.data.plan.blueprint import (
+    Blueprint,
+    Dataset,
+    Subset,
+    dataset_defaults,
+    parse_resolution,
+    read_blueprint,
+    resolve,
+)
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.formats.images.image_folders import image_folders
 from sd_scripts.settings.catalog import script_for
@@ -50,7 +58,7 @@ def assert_resolved(record: Dataset | Subset, expected: dict[str, Any], leave_ou
 @pytest.mark.parametrize("case", ACCEPTED, ids=named)
 def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict) -> None:
     fallback = {} if "resolution" in case["toml"] else {"resolution": "512"}
-    ours = resolve(parse_toml(case["toml"]), settings(masked_loss=case["masked_loss"], **fallback))
+    ours = resolve(parse_toml(case["toml"]), dataset_defaults(settings(masked_loss=case["masked_loss"], **fallback)))
     assert len(ours.datasets) == len(case["blueprint"])
     for dataset, reference in zip(ours.datasets, case["blueprint"], strict=True):
         unknown = {name for name, value in reference["params"].items() if value is None and name == "resolution"}
@@ -62,7 +70,7 @@ def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict
 @pytest.mark.parametrize("case", REFUSED, ids=named)
 def test_refused_descriptions_name_the_key_and_the_problem(case: dict) -> None:
     with pytest.raises(ValueError, match=SAYS[case["error_kind"]]) as caught:
-        resolve(parse_toml(case["toml"]), settings(masked_loss=case["masked_loss"]))
+        resolve(parse_toml(case["toml"]), dataset_defaults(settings(masked_loss=case["masked_loss"])))
     if case["error_path"]:
         path = case["error_path"].removeprefix("data").replace("']['", ".").replace("['", ".").replace("']", "")
         assert f"dataset_config: {path.strip('.')}" in str(caught.value)
@@ -80,7 +88,7 @@ def test_a_value_comes_from_subset_then_dataset_then_general_then_settings() -> 
         ],
     }
     told = settings(resolution="640,512", keep_tokens=9, train_batch_size=8, shuffle_caption=True)
-    (dataset,) = resolve(config, told).datasets
+    (dataset,) = resolve(config, dataset_defaults(told)).datasets
     assert (dataset.batch_size, dataset.buckets.resolution) == (3, (640, 512))
     assert [subset.num_repeats for subset in dataset.subsets] == [7, 5]
     assert [subset.augmentation.flip_aug for subset in dataset.subsets] == [False, True]
@@ -93,7 +101,8 @@ def test_line_ends_in_texts_that_become_part_of_a_caption_are_blanks() -> None:
     config = {
         "datasets": [{"subsets": [{"image_dir": "a", **texts}, {"image_dir": "b", "caption_prefix": " as it is "}]}]
     }
-    ((first, second),) = (dataset.subsets for dataset in resolve(config, settings(resolution="512")).datasets)
+    (dataset,) = resolve(config, dataset_defaults(settings(resolution="512"))).datasets
+    first, second = dataset.subsets
     assert (first.captions.caption_prefix, first.captions.caption_suffix) == ("a photo of", "in the garden")
     assert (first.class_tokens, second.captions.caption_prefix) == ("sks cat", " as it is ")
 
@@ -102,7 +111,7 @@ def test_an_unknown_key_is_reported_with_the_nearest_known_one() -> None:
     with pytest.raises(
         ValueError, match=r"datasets\[0\]\.enable_buckets is unknown here\. Did you mean enable_bucket\?"
     ):
-        resolve({"datasets": [{"enable_buckets": True}]}, settings(resolution="512"))
+        resolve({"datasets": [{"enable_buckets": True}]}, dataset_defaults(settings(resolution="512")))
 
 
 @pytest.mark.parametrize(
@@ -116,13 +125,13 @@ def test_an_unknown_key_is_reported_with_the_nearest_known_one() -> None:
 )
 def test_a_key_in_the_wrong_place_is_reported_with_its_place(config: dict[str, Any], hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
-        resolve(config, settings(resolution="512"))
+        resolve(config, dataset_defaults(settings(resolution="512")))
 
 
 def test_all_mistakes_are_reported_together() -> None:
     config = {"datasets": [{"resolution": "512", "subsets": [{"num_repeats": 1.5}]}]}
     with pytest.raises(ValueError, match="resolution") as caught:
-        resolve(config, settings())
+        resolve(config, dataset_defaults(settings()))
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -213,7 +222,7 @@ def test_toml_and_json_are_equivalent(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = "x"\n')
     config = {"datasets": [{"resolution": 512, "subsets": [{"image_dir": "x", "class_tokens": None}]}]}
     (tmp_path / "a.json").write_text(json.dumps(config))
-    one, other = (resolve(read_config(tmp_path / name), settings()) for name in ("a.toml", "a.json"))
+    one, other = (resolve(read_config(tmp_path / name), dataset_defaults(settings())) for name in ("a.toml", "a.json"))
     assert one == other
 
 
@@ -339,7 +348,7 @@ def test_resolution_is_one_number_or_two() -> None:
 
 def test_a_face_crop_range_is_two_numbers() -> None:
     config = {"datasets": [{"resolution": 512, "subsets": [{"image_dir": "a"}]}]}
-    (dataset,) = resolve(config, settings(face_crop_aug_range="1.5,3")).datasets
+    (dataset,) = resolve(config, dataset_defaults(settings(face_crop_aug_range="1.5,3"))).datasets
     assert dataset.subsets[0].augmentation.face_crop_aug_range == (1.5, 3.0)
     with pytest.raises(ValueError, match="face_crop_aug_range: '1'"):
-        resolve(config, settings(face_crop_aug_range="1"))
+        resolve(config, dataset_defaults(settings(face_crop_aug_range="1")))

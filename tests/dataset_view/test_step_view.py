@@ -12,6 +12,7 @@ from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.plan import dataset
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.dataset_view.step_view import answer_of, step_of
+from sd_scripts.dataset_view.view import plan_view
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.family import family_of
 from sd_scripts.settings.catalog import script_for
@@ -61,7 +62,7 @@ def test_the_batches_of_a_step_are_the_loader_s_bit_for_bit(folder: Path) -> Non
     }
     settings = settings_of(train_data_dir=folder, **VARIED, **more)
     for number in (1, 2, 3, 4, 7):
-        step = step_of(settings, number)
+        step = step_of(plan_view(settings), number)
         per_epoch = step.steps // 4
         batches = trained(settings, number, accumulation=2, steps=step.steps, per_epoch=per_epoch)
         assert len(batches) == len(step.read)
@@ -101,4 +102,4 @@ def test_a_step_names_its_images_and_both_captions(folder: Path) -> None:
 
 def test_a_step_beyond_the_run_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"^step: the run has steps 1 to 9; choose one of these$"):
-        step_of(settings_of(train_data_dir=folder, max_train_steps=9), 10)
+        step_of(plan_view(settings_of(train_data_dir=folder, max_train_steps=9)), 10)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -89,26 +89,26 @@ def read_blueprint(settings: Settings, warn: Warn, clips: ClipFacts | None = Non
         file = Path(options.dataset_config)
         config = schema.read_config(file)
         lines = schema.read_lines(file)
-        blueprint = resolve(config, settings, lines, clips)
+        blueprint = resolve(config, dataset_defaults(settings, clips), lines)
         for remark in schema.remarks(config, lines):
             warn(f"dataset_config: {remark}")
         return blueprint
-    subsets = _described_by_options(options, settings.values()["masked_loss"], warn)
-    if directory := settings.values().get("control_directory"):
+    values = settings.values()
+    subsets = _described_by_options(options, values["masked_loss"], warn)
+    if directory := values.get("control_directory"):
         subsets = [subset if subset.get("is_reg") else {**subset, "control_directory": directory} for subset in subsets]
     datasets = [{"subsets": subsets}]
-    general = _resolve_datasets({"datasets": datasets}, _fallback(settings, clips))
+    general = _resolve_datasets({"datasets": datasets}, dataset_defaults(settings, clips))
     return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
 
 
-def resolve(
-    config: schema.Config, settings: Settings, lines: schema.Lines | None = None, clips: ClipFacts | None = None
-) -> Blueprint:
-    """Return the datasets of a dataset_config; raise ValueError with one line for each mistake in it."""
-    found = schema.problems(config, masked_loss=settings.values()["masked_loss"], lines=lines)
+def resolve(config: schema.Config, defaults: Mapping[str, Any], lines: schema.Lines | None = None) -> Blueprint:
+    """Return the datasets of a dataset_config, with `defaults` as dataset_defaults returns them; raise ValueError with
+    one line for each mistake in it."""
+    found = schema.problems(config, masked_loss=defaults["masked_loss"], lines=lines)
     if found:
         raise ValueError("\n".join(f"dataset_config: {problem}" for problem in found))
-    datasets = _resolve_datasets(config, _fallback(settings, clips))
+    datasets = _resolve_datasets(config, defaults)
     return Blueprint(datasets=datasets, source="dataset_config", from_config=True)
 
 
@@ -181,12 +181,12 @@ def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
     return {name: value for name, value in (values | joined).items() if value is not None}
 
 
-def _fallback(settings: Settings, clips: ClipFacts | None) -> dict[str, Any]:
+def dataset_defaults(settings: Settings, clips: ClipFacts | None = None) -> dict[str, Any]:
     """Return the settings under their names in a dataset_config, without those that are valid only for a subset."""
     values = settings.values()
     embedding = settings.get(EmbeddingOptions)
     face = values["face_crop_aug_range"]
-    of_clips = _clip_defaults(settings, values, clips) if clips else {}
+    of_clips = _clip_defaults(settings.changed(), clips) if clips else {}
     return (
         values
         | of_clips
@@ -202,14 +202,10 @@ def _fallback(settings: Settings, clips: ClipFacts | None) -> dict[str, Any]:
     )
 
 
-def _clip_defaults(settings: Settings, values: Mapping[str, Any], clips: ClipFacts) -> dict[str, Any]:
+def _clip_defaults(changed: Collection[str], clips: ClipFacts) -> dict[str, Any]:
     """Return the values of options that are unset in a family of clips: its rate, and the buckets of musubi-tuner."""
-    own = {"bucket_reso_steps": clips.bucket_steps, "min_bucket_reso": 0, "max_bucket_reso": 0}
-    unset: dict[str, Any] = {
-        name: value for name, value in own.items() if values[name] == settings.options[name].default
-    }
-    if values.get("target_fps") is None:
-        unset["target_fps"] = clips.fps_of(settings) or clips.fps
+    buckets = {"bucket_reso_steps": clips.bucket_steps, "min_bucket_reso": 0, "max_bucket_reso": 0}
+    unset = {name: value for name, value in {**buckets, "target_fps": clips.fps}.items() if name not in changed}
     return {"follow_area": True, "frame_step": clips.frame_step, "shortest": clips.shortest, **unset}
 
 

@@ -1,9 +1,7 @@
 """What datasets of clips need to know of a family."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from sd_scripts.options.spec import OptionValues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,8 +10,6 @@ class ClipFacts:
 
     fps: float
     """Frames per second that the model was trained with: clips with more are thinned out to it."""
-    fps_of: Callable[[OptionValues], float | None] = lambda settings: None
-    """Settings -> the same of the chosen variant; None: fps."""
     frame_step: int = 4
     """Clips have a multiple of this number of frames, plus one."""
     shortest: int = 1

@@ -183,7 +183,7 @@ def sample_clip(
     """
     card = card_of(settings.script.family)
     height, width = size_of(prompt, card.side_multiple)
-    frames, fps = length_of(prompt, card, settings)
+    frames, fps = length_of(prompt, card)
     clip = ClipSample(
         components=components,
         settings=settings,

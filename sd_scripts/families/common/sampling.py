@@ -45,11 +45,10 @@ def prompt_captions(prompt: SamplePrompt, *, unset: str | None = "") -> list[Cap
     return [Caption(negative), Caption(prompt.prompt)]
 
 
-def length_of(prompt: SamplePrompt, card: FamilyCard, settings: Settings) -> tuple[int, float]:
+def length_of(prompt: SamplePrompt, card: FamilyCard) -> tuple[int, float]:
     """Return the number of frames that the family can generate, at most the prompt's, and the frames per second."""
     assert card.clips
-    fps = prompt.fps or card.clips.fps_of(settings) or card.clips.fps
-    return card.clips.fitting(prompt.frames), fps
+    return card.clips.fitting(prompt.frames), prompt.fps or card.clips.fps
 
 
 def make_generator(seed: int | None) -> torch.Generator:

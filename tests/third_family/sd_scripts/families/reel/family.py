@@ -101,7 +101,7 @@ def loss(components: Components, inputs: StepInputs, options: ObjectiveOptions) 
 @torch.no_grad()
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
     height, width = size_of(prompt, CARD.side_multiple)
-    frames, fps = length_of(prompt, CARD, settings)
+    frames, fps = length_of(prompt, CARD)
     generator = torch.Generator().manual_seed(prompt.seed or 0)
     denoiser, vae = components.denoiser, components.vae
 
