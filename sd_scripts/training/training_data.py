@@ -20,7 +20,7 @@ from sd_scripts.data.plan.dataset import DataPlan, plan_data
 from sd_scripts.data.plan.epochs import BatchShape, ShortBatches
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.components import VAE, Components, FirstValues
+from sd_scripts.families.common.components import DENOISER, VAE, Components, FirstValues
 from sd_scripts.families.common.family import Family, TextOptions, Tokens
 from sd_scripts.families.common.objective import ObjectiveOptions
 from sd_scripts.families.common.placing import placement_of
@@ -28,6 +28,7 @@ from sd_scripts.families.common.sampling import eval_mode, on_device
 from sd_scripts.options.compile import CompileMoreOptions
 from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
 from sd_scripts.planning.trained_shapes import shapes_of
@@ -164,7 +165,8 @@ def open_training_data(
         trains_encoder=method.trains_text_encoders(family, context),
         prompts=prompts,
     )
-    source = family.open_sample_model(context.settings, components)
+    settings = context.settings
+    source = family.open_sample_model(settings[ModelOptions], settings[SampleOptions], components.sources[DENOISER])
     if source and context.rank < len(prompts):
         training_data.sample_model = SampleModel(
             source, partial(method.change_sample_model, family, components, context)

@@ -16,7 +16,7 @@ from sd_scripts.families.common.placing import placement_of
 from sd_scripts.generating.work import Worker
 from sd_scripts.options.generating.prompt_lines import SamplePrompt, parse_prompts
 from sd_scripts.options.generating.sampling import SampleOptions
-from sd_scripts.options.model import MODEL
+from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.planning.memory import plan_memory
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.reporter import Reporter
@@ -143,7 +143,9 @@ def test_the_weights_change_places_at_their_own_addresses(
     device = torch.device("cpu")
     for each in (components, alone):
         family.place(each.load("denoiser"), placement_of(settings), device)
-    source = family.open_sample_model(with_turbo, components)
+    source = family.open_sample_model(
+        with_turbo[ModelOptions], with_turbo[SampleOptions], components.sources["denoiser"]
+    )
     assert source
     assert family.block_lists
     other = SampleModel(source, lambda model: None)

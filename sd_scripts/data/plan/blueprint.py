@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -102,7 +102,7 @@ def read_blueprint(settings: Settings, warn: Warn, clips: ClipFacts | None = Non
     return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
 
 
-def resolve(config: schema.Config, defaults: Mapping[str, Any], lines: schema.Lines | None = None) -> Blueprint:
+def resolve(config: schema.Config, defaults: dict[str, Any], lines: schema.Lines | None = None) -> Blueprint:
     """Return the datasets of a dataset_config, with `defaults` as dataset_defaults returns them; raise ValueError with
     one line for each mistake in it."""
     found = schema.problems(config, masked_loss=defaults["masked_loss"], lines=lines)

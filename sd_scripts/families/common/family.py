@@ -36,6 +36,7 @@ from sd_scripts.networks.targets import LoraBlocks, LoraTarget
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import CacheOptions, CaptionOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
+from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.network import NetworkOptions
@@ -283,7 +284,7 @@ class Family:
         """Return the options that `step_inputs` and `loss` read."""
         return ObjectiveOptions(
             noise=settings[NoiseOptions],
-            flow=settings.get(FlowOptions) or FlowOptions(),
+            flow=settings.get(FlowOptions) or FlowOptions(),  # type: ignore[call-arg]  # mypy knows no defaults
             loss=settings[LossOptions],
             family=settings[self.objective_group] if self.objective_group else None,
         )
@@ -302,7 +303,7 @@ class Family:
         if DENOISER not in sources:
             return problems
         try:
-            open_sample_model(self.card, self.layouts, settings, sources[DENOISER])
+            self.open_sample_model(settings[ModelOptions], settings[SampleOptions], sources[DENOISER])
         except ValueError as error:
             problems.append(str(error))
         return problems + self._problems(sources, settings)
@@ -332,10 +333,12 @@ class Family:
         if components.experts:
             components.experts.join(components, self.block_lists, placement)
 
-    def open_sample_model(self, settings: Settings, components: Components) -> WeightSource | None:
+    def open_sample_model(
+        self, model: ModelOptions, samples: SampleOptions, denoiser: WeightSource
+    ) -> WeightSource | None:
         """Return the weights of sample_model, which fit the opened denoiser; None without one. Raises ValueError, one
         sentence."""
-        return open_sample_model(self.card, self.layouts, settings, components.sources[DENOISER])
+        return open_sample_model(self.card, self.layouts, model, samples, denoiser)
 
     def open(
         self,

@@ -26,7 +26,7 @@ from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.library.files.model_reader import read_empty, read_weights
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import Tokenizers, find_tokenizer, tokenizer_folders
-from sd_scripts.options.generating.sampling import SAMPLE_MODEL
+from sd_scripts.options.generating.sampling import SAMPLE_MODEL, SampleOptions
 from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.spec import WrongValue
 from sd_scripts.settings.settings import Settings
@@ -77,16 +77,16 @@ def open_sources(
 
 
 def open_sample_model(
-    card: FamilyCard, layouts: Mapping[str, Layout], settings: Settings, trained: WeightSource
+    card: FamilyCard, layouts: Mapping[str, Layout], model: ModelOptions, samples: SampleOptions, trained: WeightSource
 ) -> WeightSource | None:
     """Return the weights of sample_model, which are to take the place of the trained model's; None without one. They
     are loaded as those are, into main memory. Raises ValueError, one sentence, if they do not fit there."""
-    file = settings.value(SAMPLE_MODEL) if card.has(SAMPLE_MODEL) else None
+    file = samples.sample_model if card.has(SAMPLE_MODEL) else None
     if not file:
         return None
     assert card.files.denoiser
     component = replace(card.files.denoiser, option=SAMPLE_MODEL, title=card.files.base_model)
-    opener = _Opener(component, layouts[DENOISER], card, settings[ModelOptions])
+    opener = _Opener(component, layouts[DENOISER], card, model)
     source = opener.open_given(file, online=False)
     assert source, "the denoiser is not opened by a library"
     opener.require_own_inputs(source)

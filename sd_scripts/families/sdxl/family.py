@@ -20,8 +20,11 @@ from sd_scripts.families.sdxl.text import encode_text, text_cache_key, text_limi
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds
 from sd_scripts.families.sdxl.vae import LATENTS, encode_images
 from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.optimization.loss import NoiseOptions
+from sd_scripts.options.run import CudaOptions
 
 FAMILY = SDXL = Family(
     card=CARD,
@@ -53,7 +56,12 @@ FAMILY = SDXL = Family(
     saving=Saving(tensors=checkpoint, folder=write_folder, form=saved_form),
     latents=LATENTS,
     layouts=LAYOUTS,
-    prepare=prepare,
+    prepare=lambda components, settings: prepare(
+        components,
+        settings[ModelOptions],
+        settings[NoiseOptions],
+        exact_norms=settings[CudaOptions].float32_norms and not settings[CompileOptions].compile,
+    ),
     problems=lambda sources, settings: [*width_problems(sources), *problems(sources, settings.get(MemoryOptions))],
     encode_images=encode_images,
     place_denoiser=place,

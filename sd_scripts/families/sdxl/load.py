@@ -19,11 +19,8 @@ from sd_scripts.library.files.lean_diffusers import UNet2DConditionModel
 from sd_scripts.library.files.model_reader import read_weights
 from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import CLIP, OPEN_CLIP
-from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.model import MODEL, ModelOptions
 from sd_scripts.options.optimization.loss import NoiseOptions
-from sd_scripts.options.run import CudaOptions
-from sd_scripts.settings.settings import Settings
 
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's value, for files saved without it."""
@@ -66,18 +63,18 @@ def single_file(states: Mapping[str, State], logit_scale: Tensor | None = None) 
     return whole_file(CARD, LAYOUTS, states) | {sgm.LOGIT_SCALE: scale}
 
 
-def prepare(components: Components, settings: Settings) -> None:
-    """Keep tensors that saving writes unchanged, and values that sampling and encoding read."""
-    options = settings[ModelOptions]
-    if settings[CudaOptions].float32_norms and not settings[CompileOptions].compile:
+def prepare(components: Components, model: ModelOptions, noise: NoiseOptions, *, exact_norms: bool) -> None:
+    """Keep tensors that saving writes unchanged, and values that sampling and encoding read. `exact_norms`: norms are
+    computed in float32."""
+    if exact_norms:
         components.sources[DENOISER] = replace(components.sources[DENOISER], finish=prepare_exact_unet)
     components.extras = {
         **_read_extras(Path(components.source)),
         "schedule": {
-            "velocity": options.v_parameterization,
-            "zero_terminal_snr": settings[NoiseOptions].zero_terminal_snr,
+            "velocity": model.v_parameterization,
+            "zero_terminal_snr": noise.zero_terminal_snr,
         },
-        "clip_skip": options.clip_skip,
+        "clip_skip": model.clip_skip,
     }
 
 

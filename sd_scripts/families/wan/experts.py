@@ -8,7 +8,7 @@ from typing import cast
 from sd_scripts.families.common.components import DENOISER, Components
 from sd_scripts.families.common.experts import HIGH, LOW, TRAINED, Experts, UntrainedExpert
 from sd_scripts.families.common.flow_sampling import Velocity
-from sd_scripts.families.common.placing import placement_of
+from sd_scripts.families.common.placing import Placement
 from sd_scripts.families.wan import load
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.experts import boundary_of, trained_experts
@@ -53,7 +53,10 @@ def boundary_for(components: Components, options: WanSamplingOptions) -> float:
 
 
 def velocity_of(
-    components: Components, settings: Settings, make: Callable[[WanTransformer, bool], Velocity]
+    components: Components,
+    options: WanSamplingOptions,
+    placement: Placement,
+    make: Callable[[WanTransformer, bool], Velocity],
 ) -> Velocity:
     """Return the function that predicts the velocity of samples, with both models if there are two. `make` returns the
     velocity of a model, and whether it is the one for high noise."""
@@ -65,8 +68,8 @@ def velocity_of(
     return UntrainedExpert(
         components,
         component=HIGH_NOISE,
-        boundary=boundary_for(components, settings[WanSamplingOptions]),
+        boundary=boundary_for(components, options),
         trains_high=bool(components.extras.get(TRAINS_HIGH)),
         make=make,
-        place=lambda model, device: load.BLOCK_LISTS.place_model(model, placement_of(settings), device),
+        place=lambda model, device: load.BLOCK_LISTS.place_model(model, placement, device),
     )

@@ -12,6 +12,7 @@ from sd_scripts.families.common.encoders.causal_vae import decode_clips, encode_
 from sd_scripts.families.common.encoders.umt5 import OUTPUTS, pad_text
 from sd_scripts.families.common.experts import UntrainedExpert
 from sd_scripts.families.common.flow_sampling import ClipSample, ClipVAE, Velocity, sample_clip, solver_steps
+from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.common.sampling import control_frames, on_device
 from sd_scripts.families.common.sampling import prompt_captions as common_captions
 from sd_scripts.families.wan.card.options import WanModelOptions, WanSamplingOptions
@@ -54,7 +55,7 @@ def generate(clip: ClipSample, *, keeps_start: bool = False) -> Tensor:
         own = options.guidance_scale_high_noise if high else None
         return guided(model, scale=prompt.scale if own is None else own)
 
-    velocity = predicted = velocity_of(clip.components, clip.settings, make)
+    velocity = predicted = velocity_of(clip.components, options, placement_of(clip.settings), make)
     start = clip.image(prompt.start_image) if keeps_start and prompt.start_image else None
     if start is not None:
         velocity = keeping_start(velocity, start)

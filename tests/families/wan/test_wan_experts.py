@@ -19,6 +19,7 @@ from sd_scripts.families.common.objective import flow_timesteps, flow_validation
 from sd_scripts.families.common.placing import placement_of
 from sd_scripts.families.wan.card import HIGH_NOISE
 from sd_scripts.families.wan.card.memory_facts import MEMORY_OF_1_3B
+from sd_scripts.families.wan.card.options import WanSamplingOptions
 from sd_scripts.families.wan.experts import velocity_of
 from sd_scripts.families.wan.family import WAN
 from sd_scripts.families.wan.model import WanParams, WanTransformer
@@ -67,7 +68,7 @@ def test_a_model_that_is_not_trained_is_in_memory_for_its_steps_only(
     def make(model: object, high: bool) -> Velocity:
         return lambda latents, t: used.append("high" if high else "low") or latents  # type: ignore[func-returns-value]
 
-    velocity = velocity_of(components, settings, make)
+    velocity = velocity_of(components, settings[WanSamplingOptions], placement_of(settings), make)
     loaded = []
     for t in (1.0, 0.875, 0.874, 0.1):
         velocity(torch.zeros(1), torch.tensor(t))
