@@ -249,7 +249,7 @@ class DatasetViews:
         place = body.get("folder") or ""
         if not isinstance(place, str):
             raise ValueError("folder: not a path; type it again")
-        settings = opened_instead(settings, place.strip().strip('"'))
+        settings = settings.replaced(changes_for(place.strip().strip('"'), settings.values()))
         if problems := self._allowed_paths.problems_of(settings):
             raise ValueError(problems[0])
         if wrong := settings.wrong_values():
@@ -312,18 +312,17 @@ def _is_size(value: Any) -> bool:
     )
 
 
-def opened_instead(settings: Settings, place: str) -> Settings:
-    """Return the settings for this folder, dataset file or metadata file; unchanged if they name it already."""
-    values = settings.values()
+def changes_for(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options to change for this folder, dataset file or metadata file; none if the values name it."""
     if not place or place in [values.get(name) for name in SOURCES]:
-        return settings
+        return {}
     alone = {name: None for name in OTHERS if name in values}
     match Path(place).suffix.lower():
         case ".toml" | ".json":
-            return settings.replaced({**alone, "dataset_config": place})
+            return {**alone, "dataset_config": place}
         case ".jsonl":
-            return settings.replaced({**alone, "in_json": place})
-    return settings.replaced({**alone, "train_data_dir": place})
+            return {**alone, "in_json": place}
+    return {**alone, "train_data_dir": place}
 
 
 def answered(process: ResidentProcess, request: Mapping[str, Any]) -> Mapping[str, Any]:

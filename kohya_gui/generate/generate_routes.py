@@ -1,6 +1,7 @@
 """HTTP routes under /studio of the tab Generate: its form, requests to the resident process, and the gallery."""
 
 import contextlib
+import itertools
 import os
 from collections.abc import Mapping
 from functools import lru_cache
@@ -99,33 +100,30 @@ class GenerateRoutes:
         values = values_of(family, typed_values)
         values["image_dir"] = str(absolute(values.get("image_dir")))
         settings = settings_of(family, {}, values)
-        outside = self._allowed_paths.problems_of(settings) or self._images_outside(settings)
-        outside = outside or self._swept_outside(settings)
-        if sentences := outside or problems(settings):
+        if sentences := self._outside(settings) or problems(settings):
             raise _links(family).refusal(list(sentences))
         return {"id": self._job.generate(family, values)}
 
-    def _swept_outside(self, settings: Settings) -> list[str]:
-        """Return a sentence for each file among the values to compare that the page may not read."""
-        valid = settings.without(settings.problems())
-        try:
-            cells = cells_of(valid)
-        except (ValueError, WrongValue):  # reported with the other problems
-            return []
-        found = (self._allowed_paths.problems_of(cell.settings) for cell in cells)
-        return list(dict.fromkeys(problem for problems in found for problem in problems))
-
-    def _images_outside(self, settings: Settings) -> list[str]:
-        """Return a sentence for each image in prompts, to edit or to begin with, that the page may not read."""
+    def _outside(self, settings: Settings) -> list[str]:
+        """Return a sentence for each file that the page may not read: named by options or, if there are none, by
+        prompts, as images to edit or to begin with, or if there are none either, among the values to compare."""
         if self._allowed_paths.allowed is None:
             return []
+        if problems := self._allowed_paths.problems_of(settings):
+            return problems
         valid = settings.without(settings.problems())
         try:
             named = {each for prompt in prompts_of(valid) for each in prompt.image_files}
         except (ValueError, WrongValue):  # reported with the other problems
             lines = (line for line in settings.value("prompt") if isinstance(line, str))
             named = {each for line in lines for each in image_files(line_keys(line))}
-        return [problem for key, name in sorted(named) if (problem := self._allowed_paths.problem(key, name))]
+        if problems := [problem for key, name in sorted(named) if (problem := self._allowed_paths.problem(key, name))]:
+            return problems
+        try:
+            swept = [self._allowed_paths.problems_of(cell.settings) for cell in cells_of(valid)]
+        except (ValueError, WrongValue):  # reported with the other problems
+            return []
+        return list(dict.fromkeys(itertools.chain(*swept)))
 
     def add_control(self, request: Request, body: bytes) -> dict[str, str]:
         """Save a control image that the browser sends next to the generated images; return its path."""

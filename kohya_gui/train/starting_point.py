@@ -4,7 +4,7 @@ A kohya_ss file names no preset: the one with the fewest differences makes it re
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,30 +70,27 @@ def starting_point(settings: Settings, tab: str, named: str) -> Preset | None:
     None if the family has no presets."""
     presets = presets_of(tab, settings.script.family)
     chosen = next((preset for preset in presets if preset.name == named), None)
-    return chosen or min(presets, key=lambda preset: sum(1 for _ in _changed(settings, preset)), default=None)
+    return chosen or min(presets, key=lambda preset: len(deviations(settings, preset)), default=None)
 
 
 def deviations(settings: Settings, preset: Preset) -> list[dict[str, Any]]:
     """Return the settings that differ from a preset, for the page: name, label, the kind of the control and
     its choices, and both values as values of the control."""
-    return [
-        {
-            "name": option.name,
-            "label": option.label.removesuffix(f" ({option.name})"),
-            "value": value,
-            "preset": preset.value(option),
-            "kind": kind(option),
-            "choices": [str(each) for each in option.choices],
-        }
-        for option, value in _changed(settings, preset)
-    ]
-
-
-def _changed(settings: Settings, preset: Preset) -> Iterator[tuple[Option, Any]]:
     values = settings.values()
+    differing = []
     for name, option in settings.options.items():
         if name in IN_CARDS or option.not_yet or option.secret or settings.script.family not in option.families:
             continue
         value = shown(option, values[name])
         if str(value) != str(preset.value(option)):
-            yield option, value
+            differing.append(
+                {
+                    "name": name,
+                    "label": option.label.removesuffix(f" ({name})"),
+                    "value": value,
+                    "preset": preset.value(option),
+                    "kind": kind(option),
+                    "choices": [str(each) for each in option.choices],
+                }
+            )
+    return differing

@@ -7,24 +7,14 @@ from typing import Any
 import cv2
 import numpy as np
 
-from sd_scripts.data.plan.blueprint import read_blueprint
 from sd_scripts.data.plan.buckets import BucketRules, Buckets, Size, bucket_resolutions
 from sd_scripts.data.sources.images import Pixels, read_image, read_mask
 from sd_scripts.data.sources.masks import is_same_shape
-from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.disk import saving
-from sd_scripts.settings.settings import Settings
 
 Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels of the image."""
 COMPRESSION = 4
-
-
-def rules_of(settings: Settings) -> list[BucketRules]:
-    """Return the bucket rules of each dataset of a run. Raises ValueError."""
-    card = card_of(settings.script.family)
-    datasets = read_blueprint(settings, lambda _: None).datasets
-    return [dataset.buckets.rounded(card.bucket_multiple, card.token_multiple) for dataset in datasets]
 
 
 def frames_of(rules: Sequence[BucketRules]) -> list[list[Size]]:

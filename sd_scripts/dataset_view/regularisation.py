@@ -15,7 +15,7 @@ from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.dataset_view.view import plan_of
 from sd_scripts.formats.images.folder_names import as_folder_name
 from sd_scripts.formats.images.image_folders import find_media
-from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
+from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import line_keys
 from sd_scripts.settings.settings import Settings
 
@@ -119,22 +119,17 @@ def _repeated(extents: Mapping[Extent, int], counts: Sequence[int]) -> Iterator[
         yield from [extent] * count
 
 
-def answer_of(settings: Settings, prompts: Sequence[str], images: int | None, folder: str) -> dict[str, Any]:
-    """Return the regularisation images of a training as JSON: `classes`, each with its prompt, folder, number of images
-    and how many of them are in `folder`."""
+def rows_of(classes: Sequence[ImageClass], folder: str) -> list[dict[str, Any]]:
+    """Return regularisation images as JSON: for each class its prompt, folder, number of images and how many of them
+    are in `folder`."""
     root = Path(folder) if folder else None
-    classes = classes_of(settings, prompts, images)
     rows = []
     for each in classes:
         made, others = each.here(root) if root else (frozenset[int](), 0)
         sizes = dict(Counter(str(extent) for extent in spread(each.extents, each.images)))
         row = {"prompt": each.prompt, "folder": each.folder_name, "images": each.images, "sizes": sizes}
         rows.append({**row, "here": len(made) + others})
-    return {
-        "classes": rows,
-        "caption_extension": settings[CaptionOptions].caption_extension,
-        "unused": unused(settings[DatasetOptions]),
-    }
+    return rows
 
 
 def unused(data: DatasetOptions) -> str:

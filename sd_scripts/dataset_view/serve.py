@@ -17,13 +17,14 @@ from typing import Any
 from sd_scripts.data.plan.buckets import Size
 from sd_scripts.data.sources.images import UnreadableImage, read_each, read_size
 from sd_scripts.dataset_view import regularisation
-from sd_scripts.dataset_view.crops import Box, cut, cut_along, fits_of, rules_of
+from sd_scripts.dataset_view.crops import Box, cut, cut_along, fits_of
 from sd_scripts.dataset_view.faces import Faces
 from sd_scripts.dataset_view.looking import alike, look_at, preview
 from sd_scripts.dataset_view.masks import mask_file, mask_to_edit, plain_mask, received, tint
-from sd_scripts.dataset_view.view import view_of
+from sd_scripts.dataset_view.view import View, plan_view, view_of
 from sd_scripts.machine.resident import serve
 from sd_scripts.machine.thumbnail_store import Measures, remember
+from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
 from sd_scripts.settings.settings import Settings
@@ -105,23 +106,32 @@ def _alike(request: Mapping[str, Any]) -> Answer:
 
 
 def _regularisation(request: Mapping[str, Any]) -> Answer:
-    """Return the regularisation images that a training needs, and those in `folder`, as `answer_of` does."""
-    return regularisation.answer_of(settings_of(request), request["prompts"], request["images"], request["folder"])
+    """Return the regularisation images that a training needs, and those in `folder`: `classes`, as `rows_of` does."""
+    settings = settings_of(request)
+    classes = regularisation.classes_of(settings, request["prompts"], request["images"])
+    return {
+        "classes": regularisation.rows_of(classes, request["folder"]),
+        "caption_extension": settings[CaptionOptions].caption_extension,
+        "unused": regularisation.unused(settings[DatasetOptions]),
+    }
 
 
 def _step(request: Mapping[str, Any]) -> Answer:
     """Return the batches of the step with this number, as `answer_of` does."""
     from sd_scripts.dataset_view.step_view import answer_of  # brings torch, which no other answer needs
 
-    return answer_of(settings_of(request), request["step"])
+    return answer_of(plan_view(settings_of(request)), request["step"])
 
 
 def _tokens(request: Mapping[str, Any]) -> Answer:
     """Return how many tokens the `texts` have, as `token_counts` does, or with `spans` where each is, as `tokens_read`
     does."""
-    from sd_scripts.dataset_view.token_counts import token_counts, tokens_read  # brings torch
+    from sd_scripts.dataset_view.token_counts import limit_of, token_counts, tokens_read  # brings torch
 
-    return (tokens_read if request.get("spans") else token_counts)(settings_of(request), request["texts"])
+    settings, texts = settings_of(request), request["texts"]
+    if request.get("spans"):
+        return tokens_read(settings, texts)
+    return token_counts(limit_of(settings), settings[CaptionOptions], texts)
 
 
 def _mask(request: Mapping[str, Any]) -> Answer:
@@ -154,7 +164,7 @@ def _white_masks(request: Mapping[str, Any]) -> Answer:
 
 def _fits(request: Mapping[str, Any]) -> Answer:
     """Return `fits`, as `fits_of` does, for the `sizes` in a `dataset` of the run."""
-    rules = rules_of(settings_of(request))
+    rules = View(settings=settings_of(request)).rules()
     return {"fits": fits_of(rules[min(request["dataset"], len(rules) - 1)], [*map(tuple, request["sizes"])])}
 
 

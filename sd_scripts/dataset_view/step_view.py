@@ -21,12 +21,11 @@ from sd_scripts.data.plan.epochs import PlannedBatch, plan_epoch, share_of_rank,
 from sd_scripts.data.plan.items import Item
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import Pixels
-from sd_scripts.dataset_view.view import Listings, View, plan_view
+from sd_scripts.dataset_view.view import Listings, View
 from sd_scripts.families.common.family import family_of
 from sd_scripts.options.dataset import CaptionOptions, DatasetOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.steps import TrainPlan
-from sd_scripts.settings.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +76,10 @@ def planned_batches(plan: DataPlan, view: View, train: TrainPlan, number: int) -
         yield with_noise_level(batch, plan, place, at_high_noise) if at_high_noise else batch
 
 
-def answer_of(settings: Settings, number: int) -> dict[str, Any]:
+def answer_of(view: View, number: int) -> dict[str, Any]:
     """Return a step as JSON: its `samples`, with image and mask as PNGs in Base64."""
-    step = step_of(plan_view(settings), number)
-    listings = Listings(settings[CaptionOptions].caption_extension)
+    step = step_of(view, number)
+    listings = Listings(view.settings[CaptionOptions].caption_extension)
     samples = [
         _sample(step.plan.items[item], batch, row, listings)
         for planned, batch, _ in step.read
@@ -91,7 +90,7 @@ def answer_of(settings: Settings, number: int) -> dict[str, Any]:
         "epoch": step.epoch,
         "steps": step.steps,
         "seed": step.plan.seed,
-        "seed_is_set": settings[TrainingOptions].seed is not None,
+        "seed_is_set": view.settings[TrainingOptions].seed is not None,
         "batches": len(step.read),
         "samples": samples,
         "remarks": [remark for _, _, remarks in step.read for remark in remarks],

@@ -20,13 +20,11 @@ from sd_scripts.settings.checks.model_files import model_variant
 from sd_scripts.settings.settings import Settings
 
 
-def token_counts(settings: Settings, texts: Sequence[str]) -> dict[str, Any]:
+def token_counts(limit: TextLimit | None, options: CaptionOptions, texts: Sequence[str]) -> dict[str, Any]:
     """Return `limit`, the `remedy` for longer captions, and for each line of each text its `tokens` and how many of its
-    `letters` are read. Prefix and suffix of the settings count too. A family without a limit has none of these."""
-    limit = limit_of(settings)
+    `letters` are read. Prefix and suffix of the options count too. A family without a limit has none of these."""
     if limit is None:
         return {"limit": None, "remedy": "", "lines": []}
-    options = settings[CaptionOptions]
     before = f"{options.caption_prefix} " if options.caption_prefix else ""
     after = f" {options.caption_suffix}" if options.caption_suffix else ""
     lines = [text.split("\n") for text in texts]

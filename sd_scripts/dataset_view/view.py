@@ -12,14 +12,14 @@ from random import Random
 from typing import Any, Literal
 
 from sd_scripts.data.plan.blueprint import Blueprint, Subset, read_blueprint
-from sd_scripts.data.plan.buckets import BucketFit, Extent, Size
+from sd_scripts.data.plan.buckets import BucketFit, BucketRules, Extent, Size
 from sd_scripts.data.plan.counted_warnings import Warn
 from sd_scripts.data.plan.dataset import DataPlan, plan_data, plan_images
 from sd_scripts.data.plan.epochs import ShortBatches, batch_shapes
 from sd_scripts.data.plan.items import Item
 from sd_scripts.data.sources.images import Augmentation, UnreadableImage, is_too_elongated, place_of
 from sd_scripts.data.sources.masks import MaskFacts, mask_facts
-from sd_scripts.dataset_view.crops import frames_of, rules_of
+from sd_scripts.dataset_view.crops import frames_of
 from sd_scripts.dataset_view.folder_files import (
     NO_PLUGIN,
     NOT_READ,
@@ -34,6 +34,7 @@ from sd_scripts.formats.images.mask_files import find_masks, usual_root
 from sd_scripts.machine import garbage_collection
 from sd_scripts.machine.thumbnail_store import image_key
 from sd_scripts.options.dataset import VARY_IMAGES, CaptionOptions, DatasetOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.show import require_plannable
 from sd_scripts.planning.steps import TrainPlan, plan_training
@@ -105,7 +106,7 @@ class View:
 
     @property
     def processes(self) -> int:
-        return processes_of(self.settings)
+        return processes_of(self.settings.get(LaunchOptions), self.settings.get(SlurmOptions))
 
     def blueprint(self) -> Blueprint | None:
         """Return the datasets, planned or not; None if they cannot be read."""
@@ -119,10 +120,16 @@ class View:
         shapes = batch_shapes(plan, short_batches=self.settings[DatasetOptions].short_batches)
         return plan_training(self.settings[TrainingOptions], -(-sum(shapes.values()) // self.processes))
 
+    def rules(self) -> list[BucketRules]:
+        """Return the bucket rules of each dataset. Raises ValueError."""
+        card = card_of(self.settings.script.family)
+        datasets = read_blueprint(self.settings, lambda _: None).datasets
+        return [dataset.buckets.rounded(card.bucket_multiple, card.token_multiple) for dataset in datasets]
+
     def frames(self) -> list[list[Size]]:
         """Return the buckets of each dataset; empty if they are not known, for which `refused` has the reason."""
         try:
-            return frames_of(rules_of(self.settings))
+            return frames_of(self.rules())
         except (ValueError, OSError, AssertionError):
             return []
 

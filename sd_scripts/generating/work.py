@@ -32,9 +32,9 @@ from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.runs.reporter import Reporter
-from sd_scripts.settings.generate_settings import adapters_of, batches_of, model_values, prompt_warnings
+from sd_scripts.settings.generate_settings import adapters_of, batches_of, model_values, prompt_warnings, prompts_of
 from sd_scripts.settings.settings import Settings
-from sd_scripts.settings.sweeps import Cell, cells_of, seeded
+from sd_scripts.settings.sweeps import Cell, cells_of
 
 Payload = dict[str, Any]
 PREVIEW_SIDE = 512
@@ -62,8 +62,12 @@ class Worker:
         """Generate all images of a request and return their files. `check` is called after each sampling step and ends
         the work by an exception. Raises ValueError, one sentence, for what cannot be done, and OSError if an image
         cannot be written."""
-        cells = cells_of(seeded(settings, secrets.randbits(32)))
-        batches = [(cell, batch) for cell in cells for batch in batches_of(cell.settings)]
+        cells = cells_of(settings, secrets.randbits(32))
+        batches = [
+            (cell, batch)
+            for cell in cells
+            for batch in batches_of(prompts_of(cell.settings), cell.settings[GenerateOptions], self._family.card)
+        ]
         for text in prompt_warnings(settings):
             self._reporter.warn(text)
         grid = SweepGrid(cells)

@@ -13,7 +13,6 @@ from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.planning.memory import plan_memory
 from sd_scripts.settings.catalog import script_for
 from sd_scripts.settings.reading import from_values
-from sd_scripts.settings.settings import Settings
 
 
 def fit(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -21,11 +20,12 @@ def fit(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     are not known. The sum is for a full-size model and batches of square images, each with a control image where the
     family reads some."""
     gpu = first_gpu()
-    needed = {name: _bytes(from_values(script_for(run["family"], run["method"]), run)) for name, run in runs.items()}
+    needed = {name: _bytes(run) for name, run in runs.items()}
     return {"gpu": gpu.name, "bytes": gpu.bytes, "needed": needed}
 
 
-def _bytes(settings: Settings) -> int | None:
+def _bytes(run: Mapping[str, Any]) -> int | None:
+    settings = from_values(script_for(run["family"], run["method"]), run)
     dataset = settings[DatasetOptions]
     width, height = parse_resolution(dataset.resolution or "1024")
     clips = settings.get(ClipOptions)

@@ -20,6 +20,7 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.options.generating.sampling import SampleOptions
+from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
 from sd_scripts.options.training import TrainingOptions
@@ -142,7 +143,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     require_token_in_captions(trained_token(settings.get(EmbeddingOptions), card), data, warnings.append)
     warnings += _cut_texts(settings, card, data)
     shapes = shapes_of(settings, card, data)
-    processes = processes_of(settings)
+    processes = processes_of(settings.get(LaunchOptions), settings.get(SlurmOptions))
     counts = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
     batches = -(-sum(counts.values()) // processes)
     if not batches:

@@ -234,16 +234,14 @@ def prompts_of(settings: Settings) -> list[SamplePrompt]:
     ]
 
 
-def batches_of(settings: Settings) -> list[list[SamplePrompt]]:
+def batches_of(images: Sequence[SamplePrompt], options: GenerateOptions, card: FamilyCard) -> list[list[SamplePrompt]]:
     """Return the images of prompts_of as batches, each of one prompt: at most batch_size, as equal in number as
     possible, so that they take the least memory."""
-    options = settings[GenerateOptions]
-    images = prompts_of(settings)
     count = options.images_per_prompt
-    together = options.batch_size if card_of(settings.script.family).has("batches") else 1
+    together = options.batch_size if card.has("batches") else 1
     size = math.ceil(count / math.ceil(count / together))
     of_prompts = (images[first : first + count] for first in range(0, len(images), count))
-    return [each[first : first + size] for each in of_prompts for first in range(0, count, size)]
+    return [[*each[first : first + size]] for each in of_prompts for first in range(0, count, size)]
 
 
 def _about_line(number: int | None, problem: object) -> str:

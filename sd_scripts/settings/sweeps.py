@@ -34,10 +34,14 @@ class Cell:
     row: int
 
 
-def cells_of(settings: Settings) -> list[Cell]:
+def cells_of(settings: Settings, seed: int | None = None) -> list[Cell]:
     """Return the cells of the grid, row by row; without a sweep, one. All have the same seeds, unless seeds are
-    compared. Raises ValueError, one sentence."""
-    (across, columns), (down, rows) = _axes(settings)
+    compared: `seed` in a prompt without one. Raises ValueError, one sentence."""
+    options = settings[GenerateOptions]
+    (across, columns), (down, rows) = _axes(options, settings.options)
+    has_seed = options.image_seed not in (None, NEW_SEED)
+    if seed is not None and (across or down) and not has_seed and "image_seed" not in (across, down):
+        settings = settings.replaced({"image_seed": seed % (LARGEST_SEED + 1)})
     return [
         Cell(
             settings=settings.replaced({**columns[one], **rows[other]}),
@@ -49,17 +53,9 @@ def cells_of(settings: Settings) -> list[Cell]:
     ]
 
 
-def seeded(settings: Settings, seed: int) -> Settings:
-    """Return settings with a sweep in which a prompt without a seed has this one in each cell."""
-    swept = {name for name, _ in _axes(settings)}
-    unset = settings[GenerateOptions].image_seed in (None, NEW_SEED)
-    has_sweep = any(swept) and "image_seed" not in swept
-    return settings.replaced({"image_seed": seed % (LARGEST_SEED + 1)}) if unset and has_sweep else settings
-
-
-def _axes(settings: Settings) -> list[tuple[str, Changes]]:
+def _axes(options: GenerateOptions, known: Mapping[str, Option]) -> list[tuple[str, Changes]]:
     """Return the option and the changes of each axis; an axis that is not used has neither, but one place."""
-    found = [_axis(settings, text) for text in settings[GenerateOptions].sweep]
+    found = [_axis(text, options, known) for text in options.sweep]
     if len(found) > AXES:
         raise ValueError(f"sweep: compares {len(found)} options; compare one or two")
     if len({name for name, _ in found}) < len(found):
@@ -70,24 +66,24 @@ def _axes(settings: Settings) -> list[tuple[str, Changes]]:
     return axes
 
 
-def _axis(settings: Settings, text: str) -> tuple[str, Changes]:
+def _axis(text: str, options: GenerateOptions, known: Mapping[str, Option]) -> tuple[str, Changes]:
     name, _, listed = text.partition("=")
     name = name.strip().lstrip("-")
-    if name not in SWEPT or name not in settings.options:
-        known = ", ".join(each for each in SWEPT if each in settings.options)
-        raise ValueError(f"sweep: {text!r} is not an option with values, such as steps=10,20; choose among {known}")
+    if name not in SWEPT or name not in known:
+        names = ", ".join(each for each in SWEPT if each in known)
+        raise ValueError(f"sweep: {text!r} is not an option with values, such as steps=10,20; choose among {names}")
     written = map(str.strip, next(csv.reader([listed], skipinitialspace=True), []))
     values = list(dict.fromkeys(filter(None, written)))
     if not values:
         raise ValueError(f"sweep: {name} has no values; write {name}=first,second")
-    if name == "lora_multiplier" and not settings.value("lora_weights"):
+    if name == "lora_multiplier" and not options.lora_weights:
         raise ValueError("sweep: there is no adapter whose strength could be compared; set lora_weights")
-    option: Option = settings.options[name]
+    option = known[name]
     changes = {}
     for value in values:
         read = option.read([value] if option.many else value)
         if problem := option.problem(read):
             raise ValueError(f"sweep: {name}: {problem}")
-        first = [value, *map(str, settings.value(name)[1:])] if name in FIRST_OF else value
+        first = [value, *map(str, getattr(options, name)[1:])] if name in FIRST_OF else value
         changes[value] = {name: option.read(first)}
     return name, changes

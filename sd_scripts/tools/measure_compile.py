@@ -309,7 +309,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISTAKE
 
     def work(reporter: Reporter) -> Path | None:
-        rows = measure(settings, names, arguments.steps, reporter)
+        rows: list[Row] = []
+        with tempfile.TemporaryDirectory(prefix="measure-") as temporary:
+            for number, name in enumerate(names, 1):
+                progress = tool.start_phase(reporter, f"measuring {name}")
+                row = Measuring(settings, name, arguments.steps, Path(temporary), progress).row()
+                rows.append(row)
+                told = row.failed or f"{row.median * 1000:.1f} ms a step"
+                print(f"{number} of {len(names)}: {name}: {told}", flush=True)
         # from the stored measurements
         plans = {row.variant: plan_run(with_variant(settings, row.options)) for row in rows if not row.failed}
         result = with_totals(rows, plans)
@@ -324,19 +331,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return path
 
     return tool.run(work, arguments.run_dir)
-
-
-def measure(settings: Settings, names: Sequence[str], steps: int, reporter: Reporter) -> list[Row]:
-    """Measure these variants; a stop command ends it with KeyboardInterrupt."""
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="measure-") as temporary:
-        for number, name in enumerate(names, 1):
-            progress = tool.start_phase(reporter, f"measuring {name}")
-            row = Measuring(settings, name, steps, Path(temporary), progress).row()
-            rows.append(row)
-            told = row.failed or f"{row.median * 1000:.1f} ms a step"
-            print(f"{number} of {len(names)}: {name}: {told}", flush=True)
-    return rows
 
 
 if __name__ == "__main__":

@@ -86,14 +86,15 @@ def test_a_step_at_high_noise_has_the_smaller_images_that_the_trainer_reads(fold
     loader = BatchLoader(BatchReader(plan, max_train_steps=12), warn=pytest.fail, at_high_noise=decides)
     levels = set()
     for number, batch in zip(range(1, 13), chain(loader.epoch(1), loader.epoch(2)), strict=False):
-        (sample,) = answer_of(settings, number)["samples"]
+        (sample,) = answer_of(plan_view(settings), number)["samples"]
         assert (sample["bucket"], sample["high_noise"]) == (str(batch.extent), batch.high_noise)
         levels.add(batch.high_noise)
     assert levels == {True, False}
 
 
 def test_a_step_names_its_images_and_both_captions(folder: Path) -> None:
-    answer = answer_of(settings_of(train_data_dir=folder, caption_prefix="sks", max_train_steps=9, seed=3), 2)
+    settings = settings_of(train_data_dir=folder, caption_prefix="sks", max_train_steps=9, seed=3)
+    answer = answer_of(plan_view(settings), 2)
     (sample,) = answer["samples"]
     assert (answer["step"], answer["steps"], answer["seed"], answer["seed_is_set"]) == (2, 9, 3, True)
     assert sample["caption"] == f"sks {sample['written']}"

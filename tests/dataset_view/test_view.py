@@ -14,9 +14,9 @@ from sd_scripts.data.plan.dataset import DataPlan
 from sd_scripts.data.plan.epochs import plan_epoch
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.sources.images import read_image, resize
-from sd_scripts.dataset_view.crops import fits_of, rules_of
+from sd_scripts.dataset_view.crops import fits_of
 from sd_scripts.dataset_view.step_view import pixels_of
-from sd_scripts.dataset_view.view import plan_view, shown_images, view_of
+from sd_scripts.dataset_view.view import View, plan_view, shown_images, view_of
 from sd_scripts.settings.settings import Settings
 from tests.support import data
 from tests.support.data import make_folder, make_image, plan_data
@@ -233,7 +233,7 @@ def test_masks_are_shown_with_their_faults(tmp_path: Path) -> None:
 def test_with_bucket_no_upscale_a_small_cut_of_a_buckets_shape_has_a_smaller_bucket(tmp_path: Path) -> None:
     make_folder(tmp_path / "1_cat", [(64, 64)])
     upscaled, kept = (
-        fits_of(rules_of(settings_of(train_data_dir=tmp_path, bucket_no_upscale=value))[0], [(64, 64)])[0]
+        fits_of(View(settings=settings_of(train_data_dir=tmp_path, bucket_no_upscale=value)).rules()[0], [(64, 64)])[0]
         for value in (False, True)
     )
     assert upscaled["bucket"] > kept["bucket"] == kept["resized"] == (64, 64)
@@ -245,7 +245,7 @@ def test_a_cut_is_shown_with_the_bucket_that_training_gives_it(tmp_path: Path) -
     settings = settings_of(train_data_dir=tmp_path)
     view = view_of(settings)
     shown = sorted(view["images"], key=lambda image: str(image["path"]))
-    fits = fits_of(rules_of(settings)[0], sizes)
+    fits = fits_of(View(settings=settings).rules()[0], sizes)
     assert [fit and "x".join(map(str, fit["bucket"])) for fit in fits] == [image["bucket"] for image in shown]
     assert [fit and fit["resized"] for fit in fits] == [image["resized"] for image in shown]
     assert all(image["bucket"] in {"x".join(map(str, frame)) for frame in view["frames"][0]} for image in shown)

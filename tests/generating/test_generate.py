@@ -15,6 +15,7 @@ from diffusers import FluxKontextPipeline
 from PIL import Image
 from safetensors.torch import load_file
 
+from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import DENOISER
 from sd_scripts.families.common.family import TextOptions, family_of
 from sd_scripts.families.flux.model import FluxTransformer
@@ -27,6 +28,7 @@ from sd_scripts.generating.work import Previews, Worker, graph_count
 from sd_scripts.library.compile_utils import compile_model
 from sd_scripts.library.files.safetensors_io import save_model
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.generating.generate import GenerateOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Reporter
@@ -213,7 +215,8 @@ def test_a_compiled_model_generates_the_same_image_and_swaps_adapters_without_a_
 def several(generator: Generator, **values: Any) -> list[np.ndarray]:
     """The images of a request, made in its batches."""
     settings = settings_of(generator.family.card.name, {}, values)
-    made = [media for batch in batches_of(settings) for _, media in generator.images(batch, lambda done, total: None)]
+    batches = batches_of(prompts_of(settings), settings[GenerateOptions], generator.family.card)
+    made = [media for batch in batches for _, media in generator.images(batch, lambda done, total: None)]
     return [media.frames[0].numpy() for media in made]
 
 
@@ -233,7 +236,8 @@ def test_images_generated_together_equal_images_generated_one_by_one(each_miniat
 )
 def test_batches_are_of_one_prompt_and_about_equal_in_size(images: int, batch_size: int, sizes: list[int]) -> None:
     values = {"prompt": ["a cat --d 3", "a dog"], "images_per_prompt": images, "batch_size": batch_size}
-    made = batches_of(settings_of("flux", {}, values))
+    settings = settings_of("flux", {}, values)
+    made = batches_of(prompts_of(settings), settings[GenerateOptions], card_of("flux"))
     assert [len(batch) for batch in made] == sizes * 2
     assert all(len({prompt.prompt for prompt in batch}) == 1 for batch in made)
     assert [prompt.seed for batch in made[: len(sizes)] for prompt in batch] == list(range(3, 3 + images))

@@ -11,7 +11,7 @@ from sd_scripts.formats.images.image_parameters import read_chunks
 from sd_scripts.generating.labelled_grid import HEAD, LEFT
 from sd_scripts.generating.sweep_grid import ENDING
 from sd_scripts.settings.generate_settings import problems, settings_of
-from sd_scripts.settings.sweeps import cells_of, seeded
+from sd_scripts.settings.sweeps import cells_of
 from tests.generating.test_generate import generator_of, run, values_of, write_adapter
 
 pytestmark = pytest.mark.run
@@ -51,9 +51,9 @@ def test_all_cells_have_one_seed_unless_seeds_are_compared(miniature: Any) -> No
     def settings(*sweep: str) -> Any:
         return settings_of("sdxl", {}, values_of(miniature, image_seed=-1, sweep=list(sweep)))
 
-    assert {cell.settings.value("image_seed") for cell in cells_of(seeded(settings("steps=1,2"), 9))} == {9}
-    assert [cell.settings.value("image_seed") for cell in cells_of(seeded(settings("image_seed=3,4"), 9))] == [3, 4]
-    assert seeded(settings(), 9).value("image_seed") == -1
+    assert {cell.settings.value("image_seed") for cell in cells_of(settings("steps=1,2"), 9)} == {9}
+    assert [cell.settings.value("image_seed") for cell in cells_of(settings("image_seed=3,4"), 9)] == [3, 4]
+    assert [cell.settings.value("image_seed") for cell in cells_of(settings(), 9)] == [-1]
     files = ["a.safetensors", 'b, "c".safetensors']
     quoted = settings('lora_weights=a.safetensors,"b, ""c"".safetensors"')
     assert [cell.settings.value("lora_weights") for cell in cells_of(quoted)] == [[file] for file in files]

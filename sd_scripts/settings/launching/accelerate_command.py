@@ -11,7 +11,6 @@ from typing import NamedTuple
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.settings.launching.direct_start import direct_environment
-from sd_scripts.settings.settings import Settings
 
 
 class Start(NamedTuple):
@@ -20,9 +19,8 @@ class Start(NamedTuple):
     """Added to the process's own."""
 
 
-def processes_of(settings: Settings) -> int:
+def processes_of(launch: LaunchOptions | None, slurm: SlurmOptions | None) -> int:
     """Return the number of processes that train together."""
-    launch, slurm = settings.get(LaunchOptions), settings.get(SlurmOptions)
     if slurm and slurm.where == "slurm":
         return slurm.processes
     return launch.num_processes if launch else 1

@@ -45,8 +45,9 @@ def test_a_job_requests_what_the_options_say() -> None:
         *("--job-name=cat", "--output=/runs/cat/console.log", "--nodes=2", "--ntasks-per-node=1"),
         *("--partition=gpu,big", "--time=12:00:00", "--gpus-per-node=a100:4", "--cpus-per-task=12"),
     ]
-    assert processes_of(settings(**chosen, num_processes=3)) == 8
-    assert processes_of(settings(where="here", num_processes=3, slurm_gpus="8")) == 3
+    for values, processes in (({**chosen}, 8), ({"where": "here", "slurm_gpus": "8"}, 3)):
+        run = settings(**values, num_processes=3)
+        assert processes_of(run[LaunchOptions], run[SlurmOptions]) == processes
 
 
 def test_options_of_this_machine_are_reported_as_without_effect() -> None:
