@@ -13,6 +13,7 @@ from sd_scripts.data.plan.blueprint import control_rules
 from sd_scripts.data.plan.buckets import Extent
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import Components
+from sd_scripts.families.common.encoders.captions import CaptionOutputs
 from sd_scripts.families.common.sampling import (
     apply_guidance,
     batch_noise,
@@ -26,6 +27,7 @@ from sd_scripts.families.common.sampling import (
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer
 from sd_scripts.library.diffusion.flow_solvers import Solver
 from sd_scripts.library.diffusion.media import Media
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import CONTROLS, SamplePrompt, size_of
 from sd_scripts.settings.settings import Settings
 
@@ -226,6 +228,15 @@ def velocity_of_captions(
         return apply_guidance(torch.cat(predicted), scale, images)
 
     return velocity
+
+
+def velocity_by_captions(predict: Callable[..., Tensor], outputs: CaptionOutputs, sample: ImageSample) -> Velocity:
+    """Return the velocity of images of a model that `predict` calls with noisy latents, timesteps and the outputs of
+    captions of one length."""
+    options = sample.settings[CompileOptions]
+    captions = (outputs.pad(each, options) for each in outputs.each(sample.text, sample.device))
+    predicted = partial(predict, sample.components.denoiser)
+    return velocity_of_captions(predicted, captions, sample.prompt.scale, len(sample.prompts))
 
 
 def solver_steps(noise: Tensor, solver: Solver, velocity: Velocity, decode: Callable[[Tensor], Tensor]) -> Tensor:

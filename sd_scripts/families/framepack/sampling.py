@@ -1,6 +1,5 @@
 """Sample FramePack clips section by section, and images as single frames."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -24,9 +23,6 @@ from sd_scripts.options.compile import CompileOptions
 
 MOST_SHIFT = 7.0
 
-GenerateSection = Callable[[Tensor, list[Known]], Tensor]
-"""Places of a section's latent frames, and what it sees -> its latents."""
-
 
 def generate(clip: ClipSample) -> Tensor:
     """Return the latents of a clip that begins with the prompt's start image, or of an image. Without a start image the
@@ -37,31 +33,30 @@ def generate(clip: ClipSample) -> Tensor:
     if IMAGE not in text:
         text = {**text, IMAGE: no_siglip_states(clip.components.text_encoders[SIGLIP], len(text[MASK]))}
     captions = [pad_text(each, clip.settings[CompileOptions]) for each in OUTPUTS.each(text, clip.device)]
-    generate_section = partial(_section, clip, captions)
     images = [clip.image(name) for name in names]
-    shape = clip.vae.shape(clip.extent)
     if clip.extent.frames > 1:
         width, height = clip.extent.size
         start = images[0] if images else clip.encoded(torch.zeros(1, 3, 1, height, width))
-        return _clip(start, count_sections(shape[1]), generate_section, f1=options.f1)
+        return _clip(clip, captions, start, f1=options.f1)
     section = single_frame(options, clip.device)
-    _, known = section.split(torch.zeros((1, *shape), device=clip.device))
-    return generate_section(section.places, with_controls(known, images, options.clean_places))
+    _, known = section.split(torch.zeros((1, *clip.vae.shape(clip.extent)), device=clip.device))
+    return _section(clip, captions, section.places, with_controls(known, images, options.clean_places))
 
 
 sample = partial(sample_clip, vae=CLIP_VAE, generate=generate)
 
 
-def _clip(start: Tensor, sections: int, generate: GenerateSection, *, f1: bool) -> Tensor:
+def _clip(clip: ClipSample, captions: list[dict[str, Tensor]], start: Tensor, *, f1: bool) -> Tensor:
     """Return the latents (1, 16, 1 + 9n, h, w) of a clip with this start image (1, 16, 1, h, w). Sections are put into
     their places in it as they come: what does not exist yet is seen as zeros."""
-    clip = start.new_zeros((*start.shape[:2], 1 + WINDOW * sections, *start.shape[3:]))
-    clip[:, :, :1] = start
+    sections = count_sections(clip.vae.shape(clip.extent)[1])
+    latents = start.new_zeros((*start.shape[:2], 1 + WINDOW * sections, *start.shape[3:]))
+    latents[:, :, :1] = start
     for number in range(sections) if f1 else reversed(range(sections)):
         section = section_of(number, sections, start.device, f1=f1)
-        _, known = section.split(clip)
-        clip[:, :, section.frames] = generate(section.places, known)
-    return clip
+        _, known = section.split(latents)
+        latents[:, :, section.frames] = _section(clip, captions, section.places, known)
+    return latents
 
 
 def _section(clip: ClipSample, captions: list[dict[str, Tensor]], places: Tensor, known: list[Known]) -> Tensor:

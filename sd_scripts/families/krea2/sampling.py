@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
-from sd_scripts.families.common.flow_sampling import ImageSample, Velocity, sample_flow, velocity_of_captions
+from sd_scripts.families.common.flow_sampling import ImageSample, sample_flow, velocity_by_captions
 from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.krea2.card.timesteps import krea2_shift
@@ -14,14 +14,6 @@ from sd_scripts.families.krea2.objective import predict
 from sd_scripts.families.krea2.text import OUTPUTS
 from sd_scripts.library.diffusion.dit_layers import grid_of
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
-from sd_scripts.options.compile import CompileOptions
-
-
-def velocity_of(sample: ImageSample) -> Velocity:
-    options = sample.settings[CompileOptions]
-    captions = (OUTPUTS.pad(each, options) for each in OUTPUTS.each(sample.text, sample.device))
-    predicted = partial(predict, sample.components.denoiser)
-    return velocity_of_captions(predicted, captions, sample.prompt.scale, len(sample.prompts))
 
 
 def sigmas_of(sample: ImageSample, noise: Tensor) -> Tensor:
@@ -34,6 +26,6 @@ sample_batch = partial(
     encode=encode_images,
     decode=decode_images,
     sigmas_of=sigmas_of,
-    velocity_of=velocity_of,
+    velocity_of=partial(velocity_by_captions, predict, OUTPUTS),
 )
 sample = one_of(sample_batch)

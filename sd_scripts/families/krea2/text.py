@@ -7,29 +7,14 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.encoders.captions import CaptionOutputs, CaptionTemplate, padded_length
+from sd_scripts.families.common.encoders.captions import QWEN_VL_TEMPLATE, CaptionOutputs, padded_length
 from sd_scripts.families.common.encoders.qwen3 import states_of
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.krea2.card import LONGEST
 
 LAYERS = tuple(range(2, 36, 3))
 """Numbers of layers whose outputs are read, 2, 5, ..., 35."""
-PREFIX = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
-)
-"""34 tokens with Qwen's vocabulary, as for Qwen-Image."""
-SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
-TEMPLATE = CaptionTemplate(
-    prefix=PREFIX,
-    suffix=SUFFIX,
-    longest=LONGEST,
-    example_ids=(
-        *(151644, 8948, 198, 74785, 279, 2168, 553, 44193, 279, 1894, 11, 6083, 11, 1379, 11, 10434, 11, 12194, 11),
-        *(1467, 11, 27979, 11871, 315, 279, 6171, 323, 4004, 25, 151645, 198, 151644, 872, 198),
-        *(64, 8251, 151645, 198, 151644, 77091, 198),
-    ),
-)
+TEMPLATE = QWEN_VL_TEMPLATE(longest=LONGEST)
 STATES, MASK = "qwen3_vl", "qwen3_vl_mask"
 OUTPUTS = CaptionOutputs(states=STATES, mask=MASK)
 
@@ -40,8 +25,8 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
     Captions longer than LONGEST tokens with the suffix are truncated, and keep the suffix.
     """
     (tokenizer,) = components.tokenizers
-    prefix, suffix = TEMPLATE.prefix_length(components), tokenizer(SUFFIX).input_ids
-    texts = [f"{PREFIX}{caption.text}" for caption in captions]
+    prefix, suffix = TEMPLATE.prefix_length(components), tokenizer(TEMPLATE.suffix).input_ids
+    texts = [f"{TEMPLATE.prefix}{caption.text}" for caption in captions]
     rows = tokenizer(texts, max_length=prefix + LONGEST - len(suffix), truncation=True).input_ids
     lengths = torch.tensor([len(row) + len(suffix) for row in rows])
     ids = torch.zeros(

@@ -6,26 +6,11 @@ from functools import partial
 from torch import Tensor
 
 from sd_scripts.data.sources.captions import Caption
-from sd_scripts.families.common.encoders.captions import CaptionOutputs, CaptionTemplate, padded_length
+from sd_scripts.families.common.encoders.captions import QWEN_VL_TEMPLATE, CaptionOutputs, padded_length
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.qwen_image.card import LONGEST
 
-PREFIX = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
-)
-"""34 tokens with Qwen's vocabulary."""
-SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
-TEMPLATE = CaptionTemplate(
-    prefix=PREFIX,
-    suffix=SUFFIX,
-    longest=LONGEST,
-    example_ids=(
-        *(151644, 8948, 198, 74785, 279, 2168, 553, 44193, 279, 1894, 11, 6083, 11, 1379, 11, 10434, 11, 12194, 11),
-        *(1467, 11, 27979, 11871, 315, 279, 6171, 323, 4004, 25, 151645, 198, 151644, 872, 198),
-        *(64, 8251, 151645, 198, 151644, 77091, 198),
-    ),
-)
+TEMPLATE = QWEN_VL_TEMPLATE(longest=LONGEST)
 """Control images, which come first, do not count to its length."""
 STATES, MASK = "vl_embed", "vl_mask"
 OUTPUTS = CaptionOutputs(states=STATES, mask=MASK)

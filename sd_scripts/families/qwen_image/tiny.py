@@ -15,7 +15,7 @@ from sd_scripts.families.qwen_image import keys
 from sd_scripts.families.qwen_image.card import CARD
 from sd_scripts.families.qwen_image.card.timesteps import qwen_shift
 from sd_scripts.families.qwen_image.model import Modulation, QwenImageParams, QwenImageTransformer
-from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX
+from sd_scripts.families.qwen_image.text import TEMPLATE
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
 from sd_scripts.library.files.lean_diffusers import AutoencoderKLQwenImage
 from sd_scripts.library.text.tokenizers import make_qwen_tokenizer
@@ -59,7 +59,7 @@ def write_miniature(folder: Path) -> Miniature:
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Make a byte-level tokenizer like Qwen's that merges the letters of each word of captions and of the text around
     them one by one."""
-    around = sorted(set(re.findall(r"[a-zA-Z]+", PREFIX + SUFFIX)))
+    around = sorted(set(re.findall(r"[a-zA-Z]+", TEMPLATE.around(""))))
     return make_qwen_tokenizer(letter_merges((*caption_words(), *around)))
 
 

@@ -16,13 +16,7 @@ from sd_scripts.families.qwen_image.card.options import QwenImageModelOptions
 from sd_scripts.families.qwen_image.family import QWEN_IMAGE
 from sd_scripts.families.qwen_image_edit.card import ARCHITECTURES, CARD, EDIT_2511
 from sd_scripts.families.qwen_image_edit.load import LAYOUTS, prepare, problems
-from sd_scripts.families.qwen_image_edit.text import (
-    VERSION,
-    encode_text,
-    prompt_captions,
-    text_cache_key,
-    tokenize,
-)
+from sd_scripts.families.qwen_image_edit.text import VERSION, encode_text, prompt_captions, text_cache_key, tokenize
 
 
 def file_tensors(components: Components, weights: ModelWeights) -> Mapping[str, Tensor]:

@@ -12,9 +12,8 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.encoders.captions import padded_length, with_images
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.qwen_image import sampling as base_sampling
-from sd_scripts.families.qwen_image import text as base
 from sd_scripts.families.qwen_image.card import LONGEST
-from sd_scripts.families.qwen_image.text import MASK, STATES, SUFFIX
+from sd_scripts.families.qwen_image.text import MASK, STATES, TEMPLATE
 from sd_scripts.families.qwen_image_edit.card import EDIT, EDIT_2511, EDIT_PLUS
 from sd_scripts.families.qwen_image_edit.vision import Grid, count_tokens, patches_of, positions_of
 from sd_scripts.library.text.tokenizers import are_shipped
@@ -89,11 +88,11 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
 def _row(components: Components, text: str, grids: Sequence[Grid]) -> Row:
     tokenizer = components.tokenizers[0]
     version = components.extras[VERSION]
-    prefix = PREFIX if grids else base.PREFIX
+    prefix = PREFIX if grids else TEMPLATE.prefix
     images = [SEEN if version == EDIT else f"Picture {number}: {SEEN}" for number in range(1, len(grids) + 1)]
     before = len(tokenizer("".join((prefix, *images))).input_ids)
     start = len(tokenizer(prefix).input_ids)
-    left: list[int] = tokenizer("".join((prefix, *images, text, SUFFIX))).input_ids[: before + LONGEST]
+    left: list[int] = tokenizer("".join((prefix, *images, text, TEMPLATE.suffix))).input_ids[: before + LONGEST]
     ids: list[int] = []
     places: list[int | Grid] = []
     mark = tokenizer.convert_tokens_to_ids(IMAGE)
@@ -139,7 +138,7 @@ def text_cache_key(components: Components, options: TextOptions) -> tuple[object
     size."""
     version = components.extras[VERSION]
     shipped = are_shipped(components.tokenizers)
-    ids = EXAMPLE_IDS if shipped else components.tokenizers[0](f"{PREFIX}{SEEN}{SUFFIX}").input_ids
+    ids = EXAMPLE_IDS if shipped else components.tokenizers[0](f"{PREFIX}{SEEN}{TEMPLATE.suffix}").input_ids
     return (*ids, version, AREA[version])
 
 

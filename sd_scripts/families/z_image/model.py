@@ -18,15 +18,7 @@ from torch import Tensor, nn
 
 from sd_scripts.library.diffusion.attention import attention, padding_mask
 from sd_scripts.library.diffusion.block_transformer import BlockTransformer, with_gradients
-from sd_scripts.library.diffusion.dit_layers import (
-    EPS,
-    PATCH,
-    TIME_CHANNELS,
-    Grid,
-    Rope,
-    heads_of,
-    timestep_embedding,
-)
+from sd_scripts.library.diffusion.dit_layers import EPS, PATCH, TIME_CHANNELS, Grid, Rope, heads_of, timestep_embedding
 from sd_scripts.library.files.state_dicts import count
 from sd_scripts.library.kernels.norm_rope import normed_and_rotated
 from sd_scripts.networks.layers import project_together

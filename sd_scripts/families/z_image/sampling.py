@@ -3,13 +3,12 @@
 from functools import partial
 
 from sd_scripts.families.common.encoders.flux_vae import decode_latents, encode_images
-from sd_scripts.families.common.flow_sampling import ImageSample, Velocity, sample_flow, velocity_of_captions
+from sd_scripts.families.common.flow_sampling import sample_flow, velocity_by_captions
 from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.z_image.objective import predict
 from sd_scripts.families.z_image.text import OUTPUTS
 from sd_scripts.library.diffusion.flow_timesteps import sampling_sigmas
-from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.generating.prompt_lines import SamplePrompt
 
 SHIFT, SHIFT_OF_TURBO = 6.0, 3.0
@@ -22,18 +21,11 @@ def sampling_shift(prompt: SamplePrompt) -> float:
     return prompt.flow_shift or (SHIFT if prompt.steps > TURBO_STEPS else SHIFT_OF_TURBO)
 
 
-def velocity_of(sample: ImageSample) -> Velocity:
-    options = sample.settings[CompileOptions]
-    captions = (OUTPUTS.pad(each, options) for each in OUTPUTS.each(sample.text, sample.device))
-    predicted = partial(predict, sample.components.denoiser)
-    return velocity_of_captions(predicted, captions, sample.prompt.scale, len(sample.prompts))
-
-
 sample_batch = partial(
     sample_flow,
     encode=encode_images,
     decode=decode_latents,
     sigmas_of=lambda sample, noise: sampling_sigmas(sample.prompt.steps, sampling_shift(sample.prompt)),
-    velocity_of=velocity_of,
+    velocity_of=partial(velocity_by_captions, predict, OUTPUTS),
 )
 sample = one_of(sample_batch)

@@ -30,7 +30,7 @@ from sd_scripts.families.krea2.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.krea2.model import Krea2Params, Krea2Transformer
 from sd_scripts.families.krea2.objective import draw_timesteps, predict
 from sd_scripts.families.krea2.sampling import prompt_captions, sample
-from sd_scripts.families.krea2.text import LAYERS, MASK, PREFIX, STATES, SUFFIX, TEMPLATE, encode_text, tokenize
+from sd_scripts.families.krea2.text import LAYERS, MASK, STATES, TEMPLATE, encode_text, tokenize
 from sd_scripts.families.krea2.tiny import PARAMS, tiny_modules
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.library.diffusion.dit_layers import pack, unpack
@@ -93,7 +93,7 @@ def pipeline_of(components: Components, whole: dict[str, Any], **options: Any) -
     pipeline = make_pipeline(transformer_of(components), components.vae, encoder, tokenizer, **options)
     pipeline.set_progress_bar_config(disable=True)
     pipeline.prompt_template_encode_start_idx = TEMPLATE.prefix_length(components)  # the miniature has more tokens
-    pipeline.prompt_template_encode_num_suffix_tokens = len(tokenizer(SUFFIX).input_ids)
+    pipeline.prompt_template_encode_num_suffix_tokens = len(tokenizer(TEMPLATE.suffix).input_ids)
     return pipeline
 
 
@@ -208,7 +208,7 @@ def test_lora_adapts_every_linear_layer() -> None:
 
 def test_the_prefix_has_34_tokens_and_the_suffix_5(components: Components) -> None:
     tokenizer = shipped_qwen()
-    assert len(tokenizer(PREFIX).input_ids) == 34
+    assert len(tokenizer(TEMPLATE.prefix).input_ids) == 34
     full_size = replace(components, tokenizers=[tokenizer])
     ids, mask = tokenize(full_size, [Caption("a cat"), Caption("cat " * 600)], OPTIONS)[0].values()
     assert ids[0, 34:41].tolist() == [64, 8251, 151645, 198, 151644, 77091, 198]

@@ -16,7 +16,7 @@ from sd_scripts.families.krea2.card import ENCODERS
 from sd_scripts.families.krea2.family import KREA2
 from sd_scripts.families.krea2.load import TEXT_ENCODER
 from sd_scripts.families.krea2.lora import TRANSFORMER
-from sd_scripts.families.krea2.text import LAYERS, SUFFIX, TEMPLATE
+from sd_scripts.families.krea2.text import LAYERS, TEMPLATE
 from sd_scripts.families.krea2.tiny import PARAMS, tiny_modules
 from sd_scripts.networks.files.lora_files import read_lora
 from sd_scripts.networks.plan import AdaptedModule
@@ -106,7 +106,7 @@ def test_diffusers_generates_the_image_of_the_run(plain: Run, krea2_miniature: A
     pipeline = make_pipeline(transformer, components.vae, encoder.model.eval(), tokenizer)
     pipeline.set_progress_bar_config(disable=True)
     pipeline.prompt_template_encode_start_idx = TEMPLATE.prefix_length(components)
-    pipeline.prompt_template_encode_num_suffix_tokens = len(tokenizer(SUFFIX).input_ids)
+    pipeline.prompt_template_encode_num_suffix_tokens = len(tokenizer(TEMPLATE.suffix).input_ids)
 
     def theirs() -> Any:
         options = {"guidance_scale": 2.0, "width": 64, "height": 80, "num_inference_steps": 3, "output_type": "np"}

@@ -21,7 +21,7 @@ from sd_scripts.families.qwen_image.family import QWEN_IMAGE
 from sd_scripts.families.qwen_image.load import BLOCK_LISTS
 from sd_scripts.families.qwen_image.model import QwenImageParams
 from sd_scripts.families.qwen_image.objective import predict
-from sd_scripts.families.qwen_image.text import PREFIX, SUFFIX, encode_text, tokenize
+from sd_scripts.families.qwen_image.text import TEMPLATE, encode_text, tokenize
 from sd_scripts.families.qwen_image.tiny import PARAMS
 from sd_scripts.formats.models.safetensors_header import Header
 from sd_scripts.library.diffusion.block_swap import SLOTS
@@ -225,8 +225,8 @@ def test_the_shipped_vocabulary_is_qwens() -> None:
     assert {each["text"]: tokenizer(each["text"]).input_ids for each in REFERENCE["tokens"]["texts"]} == {
         each["text"]: each["ids"] for each in REFERENCE["tokens"]["texts"]
     }
-    assert tokenizer(PREFIX).input_ids == REFERENCE["tokens"]["prefix"]
-    assert tokenizer(SUFFIX).input_ids == REFERENCE["tokens"]["suffix"]
+    assert tokenizer(TEMPLATE.prefix).input_ids == REFERENCE["tokens"]["prefix"]
+    assert tokenizer(TEMPLATE.suffix).input_ids == REFERENCE["tokens"]["suffix"]
 
 
 def test_a_tokenizer_of_vocabulary_and_merges_is_read_as_the_official_folder_has_it(

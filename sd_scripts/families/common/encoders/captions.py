@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,22 @@ class CaptionTemplate:
         if self.example_ids and are_shipped(components.tokenizers):
             return self.example_ids
         return tuple(components.tokenizers[self.encoder](self.around("a cat")).input_ids)
+
+
+QWEN_VL_TEMPLATE = partial(
+    CaptionTemplate,
+    prefix=(
+        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
+    ),
+    suffix="<|im_end|>\n<|im_start|>assistant\n",
+    example_ids=(
+        *(151644, 8948, 198, 74785, 279, 2168, 553, 44193, 279, 1894, 11, 6083, 11, 1379, 11, 10434, 11, 12194, 11),
+        *(1467, 11, 27979, 11871, 315, 279, 6171, 323, 4004, 25, 151645, 198, 151644, 872, 198),
+        *(64, 8251, 151645, 198, 151644, 77091, 198),
+    ),
+)
+"""Around a caption for Qwen-VL, to which `longest` is to be added. The prefix has 34 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
