@@ -73,11 +73,12 @@ class PlanCards:
         if wrong := settings.wrong_values():
             return {"html": empty(Html(f"No plan yet: {links.sentence(wrong[0])}"))}
         with self._one_at_a_time:
-            key = f"{body['tab']} {self._key(settings)}"  # the fields that the card leads to are the tab's
+            saved = settings.saved()
+            key = f"{body['tab']} {settings.script.file} {_key(saved)}"  # the card leads to fields of the tab
             if key in self._made:
                 return {"html": self._made[key]}
             try:
-                plan = self._process.ask(settings.saved())
+                plan = self._process.ask(saved)
             except TimeoutError:
                 return {"html": empty(TOO_LONG)}
             except (EOFError, OSError):
@@ -92,12 +93,13 @@ class PlanCards:
                 self._made.popitem(last=False)
             return {"html": html}
 
-    def _key(self, settings: Settings) -> str:
-        """Return the inputs of the plan: the settings, and when the data and the measurements last changed."""
-        places = [Path(os.path.expanduser(str(path))) for name in DATA if (path := settings.values().get(name))]
-        places += [inner for place in places if place.is_dir() for inner in place.iterdir() if inner.is_dir()]
-        times = [_changed(place) for place in (*sorted(places), measurements_file())]
-        return json.dumps([settings.saved(), settings.script.file, times], default=str)
+
+def _key(saved: Mapping[str, Any]) -> str:
+    """Return the inputs of the plan: the settings, and when the data and the measurements last changed."""
+    places = [Path(os.path.expanduser(str(path))) for name in DATA if (path := saved.get(name))]
+    places += [inner for place in places if place.is_dir() for inner in place.iterdir() if inner.is_dir()]
+    times = [_changed(place) for place in (*sorted(places), measurements_file())]
+    return json.dumps([saved, times], default=str)
 
 
 def settings_of(body: Mapping[str, Any]) -> Settings:

@@ -1,14 +1,14 @@
 """What to change so that a run fits on the GPU: options that save memory, the cheapest first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from sd_scripts.families.cards.registry import card_of
-from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.planning.memory import GIB, MemoryPlan, usable_bytes
 from sd_scripts.settings.reading import from_values
-from sd_scripts.settings.settings import Settings
+from sd_scripts.settings.settings import Script, Settings
 
 SWAPS = 6
 """Values of blocks_to_swap that are tried, up to the largest."""
@@ -28,7 +28,7 @@ def memory_advice(
     short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and {has}"
     changes: dict[str, Any] = {}
     lowest = needed
-    for name, value in _savings(settings):
+    for name, value in _savings(settings.script, settings.options, settings[DatasetOptions].train_batch_size):
         changed = from_values(settings.script, {**settings.changed(), **changes, name: value})
         memory = needs(changed)
         if changed.problems() != settings.problems() or not memory or memory.in_use >= lowest.in_use:
@@ -42,21 +42,20 @@ def memory_advice(
     return (short,)
 
 
-def _savings(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Yield options that save memory, and values for them."""
+def _savings(script: Script, options: Collection[str], batch: int) -> Iterator[tuple[str, Any]]:
+    """Yield those of the options that save memory, and values for them. `batch`: images in one now."""
     yield "cache_latents", True
     yield "cache_text_encoder_outputs", True
     yield "gradient_checkpointing", True
-    if "full_bf16" in settings.options and settings.script.method == "full":
+    if "full_bf16" in options and script.method == "full":
         yield "full_bf16", True
         yield "fused_backward_pass", True
-    if "fp8_base" in settings.options:
+    if "fp8_base" in options:
         yield "fp8_base", True
-    facts = card_of(settings.script.family).plan.memory
-    if MemoryOptions in settings.filled and facts:
+    facts = card_of(script.family).plan.memory
+    if "blocks_to_swap" in options and facts:
         for number in range(1, SWAPS + 1):
             yield "blocks_to_swap", -(-number * facts.most_swapped // SWAPS)
-    batch = settings.value("train_batch_size")
     while batch > 1:
         batch //= 2
         yield "train_batch_size", batch

@@ -23,6 +23,8 @@ from sd_scripts.options.generating.sampling import SampleOptions
 from sd_scripts.options.launch import LaunchOptions, SlurmOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.networks.embedding import EmbeddingOptions
+from sd_scripts.options.optimization.flow import FlowOptions
+from sd_scripts.options.optimization.loss import NoiseOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
@@ -183,7 +185,9 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         buckets=_buckets(data),
         crops=crops_of(data),
         shapes=_shapes(card, shapes),
-        smaller_share=smaller_share(data, partial(share_at_high_noise, settings, card)),
+        smaller_share=smaller_share(
+            data, partial(share_at_high_noise, settings.get(FlowOptions), settings[NoiseOptions], card)
+        ),
         batches_per_epoch=batches,
         accumulation=train_plan.accumulation,
         processes=processes,

@@ -21,7 +21,7 @@ def shapes_of(
     `short_batches`: as the settings have it if None."""
     return trained_shapes(
         plan,
-        partial(share_at_high_noise, settings, card),
+        partial(share_at_high_noise, settings.get(FlowOptions), settings[NoiseOptions], card),
         short_batches=short_batches or settings[DatasetOptions].short_batches,
     )
 
@@ -36,9 +36,9 @@ def smaller_share(plan: DataPlan, share: Callable[[Extent], float]) -> float:
     return smaller / max(1, sum(item.repeats for item in plan.items))
 
 
-def share_at_high_noise(settings: Settings, card: FamilyCard, bucket: Extent) -> float:
+def share_at_high_noise(flow: FlowOptions | None, noise: NoiseOptions, card: FamilyCard, bucket: Extent) -> float:
     """Return the share of a bucket's timesteps above highnoise_sigma."""
-    flow, noise = settings[FlowOptions], settings[NoiseOptions]
+    assert flow, "only families of flow matching train a second size"
     tokens = card.plan.tokens(*bucket.size, bucket.frames)
     low, high = (noise.min_timestep or 0) / TIMESTEPS, (noise.max_timestep or TIMESTEPS) / TIMESTEPS
 

@@ -202,7 +202,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
 def _report_failure(context: Context, error: Exception, training: bool) -> int:
     """Report one sentence if the user can do something, else with a traceback; return the exit status."""
     details = "".join(traceback.format_exception(error))
-    known = _explain(error, context.settings, training)
+    known = _explain(error, context, training)
     sentence, remedy = known or (f"{type(error).__name__}: {error}", "")
     own = sentence
     if (other := context.first_failure(sentence)) and not known:  # this process failed because it waited for that one
@@ -216,17 +216,17 @@ def _report_failure(context: Context, error: Exception, training: bool) -> int:
     return FAULT if training or not known else MISTAKE
 
 
-def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
+def _explain(error: Exception, context: Context, training: bool) -> tuple[str, str] | None:
     """Return the error and its remedy; None if the user cannot fix it."""
     from sd_scripts.training.context import Failed
     from sd_scripts.training.process import error_hints
 
     if isinstance(error, Failed):
         return str(error), error.remedy
-    if known := error_hints.explain(error, settings):
+    if known := error_hints.explain(error, context.settings):
         return known
     names = str(error).partition(":")[0].split(", ")
-    if isinstance(error, ValueError) and (not training or all(name in settings.options for name in names)):
+    if isinstance(error, ValueError) and (not training or all(name in context.settings.options for name in names)):
         return str(error), ""
     if isinstance(error, OSError):
         return sentence_of(error), error_hints.SAVED_BEFORE if training else ""

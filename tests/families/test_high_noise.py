@@ -62,7 +62,7 @@ def test_a_timestep_is_distributed_as_without_the_option_and_those_of_a_batch_ar
         assert bool((batches[-1] > 0.7).any()) == high
     usual = flow_timesteps(20_000, 64 * 64, drawn.options, generator, draw=drawn.draw)
     ours = torch.stack(batches)
-    planned = share_at_high_noise(Settings(script_for(name, "lora"), values), card_of(name), BUCKET)
+    planned = share_at_high_noise(drawn.options.flow, drawn.options.noise, card_of(name), BUCKET)
     assert 0.1 < planned < 0.9, "both sides are drawn"
     assert float((usual > 0.7).float().mean()) == pytest.approx(planned, abs=0.012)
     for place in (0, 1):  # of a batch; the two depend on each other
