@@ -10,13 +10,7 @@ from typing import Any
 
 from kohya_gui.form.configuration import open_file
 from kohya_gui.form.controls import kind, shown
-from kohya_gui.form.presets import (
-    KEPT_BY_PRESETS,
-    PRESETS,
-    first_preset,
-    preset_title,
-    preset_words,
-)
+from kohya_gui.form.presets import KEPT_BY_PRESETS, PRESETS, first_preset, preset_title, preset_words
 from kohya_gui.tabs import TABS
 from sd_scripts.families.cards.registry import preset_family
 from sd_scripts.options.spec import Option

@@ -20,14 +20,7 @@ from sd_scripts.data.plan.items import Item
 from sd_scripts.data.sources.images import Augmentation, UnreadableImage, is_too_elongated, place_of
 from sd_scripts.data.sources.masks import MaskFacts, mask_facts
 from sd_scripts.dataset_view.crops import frames_of
-from sd_scripts.dataset_view.folder_files import (
-    NO_PLUGIN,
-    NOT_READ,
-    FolderFiles,
-    files_of,
-    folders_below,
-    why_left_out,
-)
+from sd_scripts.dataset_view.folder_files import NO_PLUGIN, NOT_READ, FolderFiles, files_of, folders_below, why_left_out
 from sd_scripts.families.cards.family_card import FamilyCard
 from sd_scripts.families.cards.registry import card_of
 from sd_scripts.formats.images.mask_files import find_masks, usual_root

@@ -46,7 +46,7 @@ class RowNoise:
         self.deviations = torch.zeros(sum(sizes), device=device)
         """(rows of all layers,) float32"""
         self._views = self.deviations.split(sizes)
-        self._frozen = [_row_squares_of(layer.layer, device) for layer in self.layers]  # type: ignore[arg-type]
+        self._frozen = [stored_weight(layer.layer, device).square().sum(dim=1) for layer in self.layers]  # type: ignore[arg-type]
         for layer, view in zip(self.layers, self._views, strict=True):
             layer.layer.row_noise = view  # type: ignore[assignment]
 
@@ -328,7 +328,3 @@ def _buffer_order(layers: list[Adapter]) -> tuple[list[TrainedTensor], list[Trai
     by_place = [[layer.tensors[place] for layer in layers if place < len(layer.tensors)] for place in range(most)]
     order = [tensor for tensors in by_place for tensor in sorted(tensors, key=lambda tensor: tensor.scale)]
     return [tensor for tensor in order if not tensor.exact], [tensor for tensor in order if tensor.exact]
-
-
-def _row_squares_of(layer: nn.Linear, device: torch.device) -> Tensor:
-    return stored_weight(layer, device).square().sum(dim=1)

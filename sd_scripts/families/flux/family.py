@@ -8,13 +8,7 @@ from sd_scripts.families.flux.load import BLOCK_LISTS, LAYOUTS, expected, prepar
 from sd_scripts.families.flux.lora import BLOCKS, TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.objective import OBJECTIVE_METADATA, architecture, loss
 from sd_scripts.families.flux.sampling import prompt_captions, sample, sample_batch
-from sd_scripts.families.flux.text import (
-    encode_text,
-    text_cache_fits,
-    text_cache_key,
-    text_limit,
-    tokenize,
-)
+from sd_scripts.families.flux.text import encode_text, text_cache_fits, text_cache_key, text_limit, tokenize
 from sd_scripts.families.flux.vae import LATENTS, encode_images
 from sd_scripts.library.files.lean_diffusers import ResnetBlock2D
 from sd_scripts.library.text.tokenizers import CLIP_LENGTH

@@ -18,9 +18,7 @@ from sd_scripts.families.common.sampling import (
     on_device,
     one_of,
 )
-from sd_scripts.families.common.sampling import (
-    prompt_captions as prompt_captions,
-)
+from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
