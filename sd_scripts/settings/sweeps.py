@@ -39,8 +39,8 @@ def cells_of(settings: Settings, seed: int | None = None) -> list[Cell]:
     compared: `seed` in a prompt without one. Raises ValueError, one sentence."""
     options = settings[GenerateOptions]
     (across, columns), (down, rows) = _axes(options, settings.options)
-    has_seed = options.image_seed not in (None, NEW_SEED)
-    if seed is not None and (across or down) and not has_seed and "image_seed" not in (across, down):
+    takes_seed = (across or down) and "image_seed" not in (across, down)
+    if seed is not None and takes_seed and options.image_seed in (None, NEW_SEED):
         settings = settings.replaced({"image_seed": seed % (LARGEST_SEED + 1)})
     return [
         Cell(
