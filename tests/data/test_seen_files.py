@@ -15,11 +15,11 @@ from sd_scripts.data.sources import reading_progress, seen_files
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.data.sources.clips import read_probes
 from sd_scripts.data.sources.seen_files import (
+    SEEN,
     known_headers,
     remember_cache_keys,
     remember_headers,
     remember_probes,
-    seen_files_path,
     stamps_of,
 )
 from sd_scripts.families.cards.registry import card_of
@@ -119,7 +119,7 @@ def test_stamps_are_the_same_from_a_slow_drive(root: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("damage", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
 def test_a_damaged_file_is_recreated(root: Path, damage: bytes) -> None:
     first = sizes_of(plan_of(root))
-    seen_files_path().write_bytes(damage)
+    SEEN.path.write_bytes(damage)
     assert sizes_of(plan_of(root)) == first
     plan_of(root)
     assert len(known_headers(stamps_of(find_images(root / "1_cat")))) == 3
@@ -141,7 +141,7 @@ def test_a_name_that_is_not_text_is_remembered(root: Path) -> None:
 
 
 def test_the_oldest_of_too_many_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen_files, "LARGEST", 2)
+    monkeypatch.setattr(SEEN, "largest", 2)
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.touch()

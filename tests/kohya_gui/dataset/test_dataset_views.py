@@ -265,7 +265,7 @@ def test_an_image_that_ends_the_process_does_not_stop_the_others(allowed: Path) 
 
 def test_a_damaged_store_of_thumbnails_is_made_again(page: TestClient, allowed: Path) -> None:
     looked(page, opened(page, allowed / "data"))
-    thumbnail_store.thumbnails_path().write_bytes(b"no database" * 1000)
+    thumbnail_store.THUMBNAILS.path.write_bytes(b"no database" * 1000)
     view = opened(page, allowed / "data")
     assert view["waiting"] > 0
     looked(page, view)
@@ -275,7 +275,7 @@ def test_a_damaged_store_of_thumbnails_is_made_again(page: TestClient, allowed: 
 def test_images_are_shown_though_thumbnails_cannot_be_kept(root: Path, page: TestClient, allowed: Path) -> None:
     folder = allowed / "unkept" / "1_cat"
     make_folder(folder, [(64, 64)])
-    store = thumbnail_store.thumbnails_path()
+    store = thumbnail_store.THUMBNAILS.path
     store.unlink(missing_ok=True)
     store.mkdir(parents=True)  # as on a full disk, nothing can be written there
     try:
@@ -292,4 +292,4 @@ def test_images_are_shown_though_thumbnails_cannot_be_kept(root: Path, page: Tes
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
 def test_thumbnails_are_private(page: TestClient, allowed: Path) -> None:
     looked(page, opened(page, allowed / "data"))
-    assert thumbnail_store.thumbnails_path().stat().st_mode & 0o077 == 0
+    assert thumbnail_store.THUMBNAILS.path.stat().st_mode & 0o077 == 0
