@@ -11,7 +11,6 @@ from sd_scripts.families.chroma.sampling import prompt_captions, sample, sample_
 from sd_scripts.families.chroma.text import (
     OUTPUTS,
     encode_text,
-    pad_text,
     text_cache_fits,
     text_cache_key,
     text_limit,
@@ -44,7 +43,7 @@ FAMILY = CHROMA = replace(
         limit=text_limit,
         reads=lambda limit: (limit - 1,),  # without T5's end
         trim=OUTPUTS.trim,
-        pad=pad_text,
+        pad=OUTPUTS.pad,
     ),
     blocks=replace(FLUX.blocks, title=CARD.title),
     layouts=LAYOUTS,

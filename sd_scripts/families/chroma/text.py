@@ -11,12 +11,9 @@ from sd_scripts.families.common.encoders.captions import CaptionOutputs
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.flux.card import limit_of
 from sd_scripts.formats.text_limit import TextLimit
-from sd_scripts.options.compile import CompileOptions
 
 STATES, MASK = "t5_out", "t5_attn_mask"
 OUTPUTS = CaptionOutputs(states=STATES, mask=MASK)
-STEP = 128
-"""In compiled runs the number of text tokens is rounded up to a multiple of it, so that captions share graphs."""
 VISIBLE_PADDING = 1
 """Tokens of padding after the caption that the transformer was trained to attend to."""
 
@@ -61,15 +58,6 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     hidden = encoder(ids, attention_mask=mask).last_hidden_state
     visible = mask.bool() | F.pad(mask, (VISIBLE_PADDING, 0))[:, : mask.shape[1]].bool()
     return {STATES: hidden * visible[..., None], MASK: visible}
-
-
-def pad_text(text: Mapping[str, Tensor], options: CompileOptions) -> dict[str, Tensor]:
-    """Return the outputs of a batch with its number of tokens rounded up for compiled blocks. Without these a single
-    caption needs no mask, for which attention is faster."""
-    missing = -text[STATES].shape[1] % STEP if options.compile else 0
-    if len(text[MASK]) == 1 and not options.compile:
-        return {STATES: text[STATES]}
-    return {STATES: F.pad(text[STATES], (0, 0, 0, missing)), MASK: F.pad(text[MASK], (0, missing))}
 
 
 def text_cache_key(components: Components, options: TextOptions) -> tuple[object, ...]:

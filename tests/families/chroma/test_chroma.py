@@ -26,7 +26,7 @@ from sd_scripts.families.chroma.lora import TRANSFORMER
 from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.chroma.objective import predict
 from sd_scripts.families.chroma.sampling import prompt_captions, sample
-from sd_scripts.families.chroma.text import MASK, STATES, encode_text, pad_text, tokenize
+from sd_scripts.families.chroma.text import MASK, OUTPUTS, STATES, encode_text, tokenize
 from sd_scripts.families.chroma.tiny import SHAPE, tiny_modules
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.family import Components, TextOptions
@@ -263,10 +263,10 @@ def test_one_token_of_padding_is_read_unless_the_caption_fills_the_length(compon
 def test_only_a_single_caption_of_an_uncompiled_run_has_no_mask(components: Components) -> None:
     one, two = encode(components, CAPTIONS[:1]), encode(components, CAPTIONS)
     eager, compiled = CompileOptions(), CompileOptions(compile=True)
-    assert pad_text(one, eager).keys() == {STATES}
-    assert pad_text(two, eager)[MASK].equal(two[MASK])
+    assert OUTPUTS.pad(one, eager).keys() == {STATES}
+    assert OUTPUTS.pad(two, eager)[MASK].equal(two[MASK])
     for text in (one, two):
-        padded = pad_text(text, compiled)
+        padded = OUTPUTS.pad(text, compiled)
         assert padded[STATES].shape[1] == padded[MASK].shape[1] == 128
         assert padded[MASK].sum() == text[MASK].sum()
 
