@@ -37,6 +37,7 @@ CHANNELS = 16
 PREVIEWED = 2
 """Latent frames of a clip that a preview decodes."""
 
+Predict = Callable[..., Tensor]
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """Latents (B, 16, h, w) and one timestep -> the velocity that guidance makes of all captions, (B, 16, h, w)."""
 
@@ -230,13 +231,22 @@ def velocity_of_captions(
     return velocity
 
 
-def velocity_by_captions(predict: Callable[..., Tensor], outputs: CaptionOutputs, sample: ImageSample) -> Velocity:
-    """Return the velocity of images of a model that `predict` calls with noisy latents, timesteps and the outputs of
-    captions of one length."""
-    options = sample.settings[CompileOptions]
-    captions = (outputs.pad(each, options) for each in outputs.each(sample.text, sample.device))
-    predicted = partial(predict, sample.components.denoiser)
-    return velocity_of_captions(predicted, captions, sample.prompt.scale, len(sample.prompts))
+def reading_together(predict: Predict) -> Callable[[ImageSample], Velocity]:
+    """Return the `velocity_of` of a model that reads both captions together; `predict`: denoiser, noisy latents,
+    timesteps, text -> velocity."""
+    return lambda sample: velocity_of_batch(partial(predict, sample.components.denoiser), sample)
+
+
+def reading_each(predict: Predict, outputs: CaptionOutputs) -> Callable[[ImageSample], Velocity]:
+    """Return the same for a model that reads captions without padding, one at a time."""
+
+    def velocity_of(sample: ImageSample) -> Velocity:
+        options = sample.settings[CompileOptions]
+        captions = (outputs.pad(each, options) for each in outputs.each(sample.text, sample.device))
+        predicted = partial(predict, sample.components.denoiser)
+        return velocity_of_captions(predicted, captions, sample.prompt.scale, len(sample.prompts))
+
+    return velocity_of
 
 
 def solver_steps(noise: Tensor, solver: Solver, velocity: Velocity, decode: Callable[[Tensor], Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from sd_scripts.families.common.encoders.causal_vae import decode_images, encode_images
-from sd_scripts.families.common.flow_sampling import ImageSample, sample_flow, velocity_by_captions
+from sd_scripts.families.common.flow_sampling import ImageSample, reading_each, sample_flow
 from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.krea2.card.timesteps import krea2_shift
@@ -26,6 +26,6 @@ sample_batch = partial(
     encode=encode_images,
     decode=decode_images,
     sigmas_of=sigmas_of,
-    velocity_of=partial(velocity_by_captions, predict, OUTPUTS),
+    velocity_of=reading_each(predict, OUTPUTS),
 )
 sample = one_of(sample_batch)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from sd_scripts.families.common.encoders.flux_vae import decode_latents, encode_images
-from sd_scripts.families.common.flow_sampling import sample_flow, velocity_by_captions
+from sd_scripts.families.common.flow_sampling import reading_each, sample_flow
 from sd_scripts.families.common.sampling import one_of
 from sd_scripts.families.common.sampling import prompt_captions as prompt_captions
 from sd_scripts.families.z_image.objective import predict
@@ -26,6 +26,6 @@ sample_batch = partial(
     encode=encode_images,
     decode=decode_latents,
     sigmas_of=lambda sample, noise: sampling_sigmas(sample.prompt.steps, sampling_shift(sample.prompt)),
-    velocity_of=partial(velocity_by_captions, predict, OUTPUTS),
+    velocity_of=reading_each(predict, OUTPUTS),
 )
 sample = one_of(sample_batch)
