@@ -33,6 +33,7 @@ from sd_scripts.families.cards.registry import card_of
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.common.family import family_of
+from sd_scripts.families.flux import load as flux
 from sd_scripts.families.flux import tiny as tiny_flux
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import tiny as tiny_sdxl
@@ -51,7 +52,9 @@ from sd_scripts.testing.miniature import (
     T5_WIDTH,
     clip_config,
     clip_tokenizer,
+    in_files,
     randomize,
+    states_of,
     t5_tokenizer,
     write_components,
 )
@@ -164,7 +167,6 @@ def narrow(moments: nn.Conv2d) -> None:
 
 def write_untrained(family: str, modules: dict[str, nn.Module], folder: Path) -> dict[str, Path]:
     """Write the model's files; return them by option."""
-    states = {name: module.state_dict() for name, module in modules.items()}
     checkpoint = folder / trained.file_name(family, MODEL)
     tokenizers = {"tokenizer": clip_tokenizer(words()), "tokenizer_2": clip_tokenizer(words())}
     if family == "flux":
@@ -172,9 +174,9 @@ def write_untrained(family: str, modules: dict[str, nn.Module], folder: Path) ->
     for name, tokenizer in tokenizers.items():
         tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
     if family == "sdxl":
-        save_model(checkpoint, single_file(states), {})
+        save_model(checkpoint, single_file(states_of(modules)), {})
         return {MODEL: checkpoint}
-    return write_components(card_of("flux"), checkpoint, tiny_flux.in_files(states))
+    return write_components(card_of("flux"), checkpoint, in_files(modules, flux.LAYOUTS))
 
 
 def draw(folder: Path, count: int, seed: int) -> Path:

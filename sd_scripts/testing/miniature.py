@@ -82,6 +82,11 @@ def states_of(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
     return {name: module.state_dict() for name, module in modules.items()}
 
 
+def in_files(modules: Mapping[str, nn.Module], layouts: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a family's modules by component, under the keys that files in its layouts have."""
+    return {name: layouts[name].write(state) for name, state in states_of(modules).items()}
+
+
 def with_controls(miniature: Miniature, family: str, folder: Path) -> Miniature:
     """Return a miniature of a family with control images, and draw a grey one for each of its images."""
     controls = folder / "controls"

@@ -1,6 +1,5 @@
 """Chroma in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +13,6 @@ from sd_scripts.families.chroma.model import ChromaParams, ChromaTransformer
 from sd_scripts.families.common.components import DENOISER, VAE
 from sd_scripts.families.common.encoders import flux_vae
 from sd_scripts.families.flux.tiny import fit, t5_config
-from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
@@ -24,7 +22,7 @@ from sd_scripts.testing.miniature import (
     Miniature,
     calibrate,
     draw_weights,
-    states_of,
+    in_files,
     t5_tokenizer,
 )
 
@@ -42,12 +40,7 @@ SHAPE = ChromaParams(
 
 def write_miniature(folder: Path) -> Miniature:
     """Create the three files of a Chroma, the tokenizer next to them, and captioned images: a few MB, in seconds."""
-    return miniature.write_miniature(CARD, folder, (t5_tokenizer(),), in_files(states_of(tiny_modules())))
-
-
-def in_files(states: Mapping[str, State]) -> dict[str, State]:
-    """Return the tensors of these state dicts by component, under the names that files have."""
-    return {name: LAYOUTS[name].write(state) for name, state in states.items()}
+    return miniature.write_miniature(CARD, folder, (t5_tokenizer(),), in_files(tiny_modules(), LAYOUTS))
 
 
 @torch.no_grad()

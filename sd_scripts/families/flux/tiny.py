@@ -5,7 +5,6 @@ attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that 
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import LAYOUTS
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
 from sd_scripts.library.diffusion.dit_layers import grid_of, pack
-from sd_scripts.library.files.state_dicts import State
 from sd_scripts.library.text.tokenizers import T5_ROWS
 from sd_scripts.testing import miniature
 from sd_scripts.testing.miniature import (
@@ -32,7 +30,7 @@ from sd_scripts.testing.miniature import (
     clip_tokenizer,
     draw_weights,
     fit_velocity,
-    states_of,
+    in_files,
     t5_sizes,
     t5_tokenizer,
     weaken_conditioning,
@@ -57,12 +55,7 @@ def write_miniature(folder: Path, shape: FluxParams = SHAPE) -> Miniature:
     """Create the four files of a FLUX.1 dev, tokenizers next to them, and captioned images: a few MB, in seconds.
     `shape` may have a different number of blocks."""
     clip, t5 = clip_tokenizer(), t5_tokenizer()
-    return miniature.write_miniature(CARD, folder, (clip, t5), in_files(states_of(tiny_modules(len(clip), shape))))
-
-
-def in_files(states: Mapping[str, State]) -> dict[str, State]:
-    """Return the tensors of these state dicts by component, under the names that files have."""
-    return {name: LAYOUTS[name].write(state) for name, state in states.items()}
+    return miniature.write_miniature(CARD, folder, (clip, t5), in_files(tiny_modules(len(clip), shape), LAYOUTS))
 
 
 def t5_config(rows: int) -> T5Config:

@@ -25,7 +25,7 @@ from sd_scripts.testing.miniature import (
     draw_weights,
     fit_denoiser,
     images,
-    states_of,
+    in_files,
     with_controls,
 )
 
@@ -44,9 +44,8 @@ def write_miniature(folder: Path) -> Miniature:
     images."""
     tokenizer = qwen3_tokenizer()
     tokenizer.model_max_length = 64  # padded to 512 tokens, text would take most of a step
-    states = states_of(tiny_modules(len(tokenizer)))
-    in_files = {name: LAYOUTS[name].write(state) for name, state in states.items()}
-    return with_controls(miniature.write_miniature(CARD, folder, (tokenizer,), in_files), CARD.name, folder)
+    tensors = in_files(tiny_modules(len(tokenizer)), LAYOUTS)
+    return with_controls(miniature.write_miniature(CARD, folder, (tokenizer,), tensors), CARD.name, folder)
 
 
 @torch.no_grad()

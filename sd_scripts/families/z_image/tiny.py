@@ -23,7 +23,7 @@ from sd_scripts.testing.miniature import (
     calibrate,
     draw_weights,
     fit_denoiser,
-    states_of,
+    in_files,
 )
 
 PARAMS = ZImageParams(
@@ -43,9 +43,7 @@ SHIFT = 2.0
 def write_miniature(folder: Path) -> Miniature:
     """Create the three files of a Z-Image, the tokenizer next to them, and captioned images: a few MB, in seconds."""
     tokenizer = qwen3_tokenizer()
-    states = states_of(tiny_modules(len(tokenizer)))
-    in_files = {name: LAYOUTS[name].write(state) for name, state in states.items()}
-    return miniature.write_miniature(CARD, folder, (tokenizer,), in_files)
+    return miniature.write_miniature(CARD, folder, (tokenizer,), in_files(tiny_modules(len(tokenizer)), LAYOUTS))
 
 
 @torch.no_grad()
