@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sd_scripts.library.files.state_dicts import Shapes, State, count
+from sd_scripts.library.files.state_dicts import Shapes, State, decoder_config
 
 HEAD_WIDTH = 128
 """The same for every Qwen2.5 model; shapes do not determine it."""
@@ -22,18 +22,11 @@ def language_model(file: State) -> State:
 
 def language_config(shapes: Shapes) -> dict[str, Any]:
     """Return the arguments of transformers' Qwen2_5_VLTextConfig. Raises KeyError if a needed key is missing."""
-    vocabulary, width = shapes["embed_tokens.weight"]
+    sizes = decoder_config(shapes, HEAD_WIDTH)
     return {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "num_hidden_layers": count(shapes, r"layers\.\d+\.mlp\.gate_proj\.weight"),
-        "num_attention_heads": width // HEAD_WIDTH,
-        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
+        **sizes,
+        "num_attention_heads": sizes["hidden_size"] // HEAD_WIDTH,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": MROPE_SECTIONS},
         "max_position_embeddings": 128_000,
-        "use_cache": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
     }

@@ -16,7 +16,7 @@ from sd_scripts.families.cards.shared_components import LLAMA_TOKENS
 from sd_scripts.families.common.encoders.captions import CaptionOutputs, CaptionTemplate
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
 from sd_scripts.families.common.layouts import Layout, clip_l, make_text_encoder
-from sd_scripts.library.files.state_dicts import Shapes, State, count
+from sd_scripts.library.files.state_dicts import GATES, Shapes, State, count, decoder_config
 from sd_scripts.library.text import tokenizers
 from sd_scripts.library.text.clip_pooled import clip_pooled
 from sd_scripts.library.text.tokenizers import CLIP_LENGTH
@@ -88,34 +88,23 @@ def pad_text(text: Mapping[str, Tensor], options: CompileOptions) -> dict[str, T
 def language_model(file: State) -> State:
     """Return the layers of LLaMA that are read: without the last two, the final norm, the output layer, and
     the tokenizer that ComfyUI's file contains."""
-    layers = count_layers({key: tuple(tensor.shape) for key, tensor in file.items()})
+    layers = count({key: tuple(tensor.shape) for key, tensor in file.items()}, GATES)
     read = [f"layers.{number}." for number in range(layers - SKIPPED_LAYERS)]
     return {key: tensor for key, tensor in file.items() if key.startswith(("embed_tokens.", *read))}
-
-
-def count_layers(shapes: Shapes) -> int:
-    return count(shapes, r"layers\.\d+\.mlp\.gate_proj\.weight")
 
 
 def language_config(shapes: Shapes) -> dict[str, Any]:
     """Return the arguments of transformers' LlamaConfig, from the shapes of the layers that are read. Raises KeyError
     if a needed key is missing."""
-    vocabulary, width = shapes["embed_tokens.weight"]
+    width = shapes["embed_tokens.weight"][1]
     head = min(HEAD_WIDTH, width)
     return {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "num_hidden_layers": count_layers(shapes),
+        **decoder_config(shapes, head),
         "num_attention_heads": width // head,
-        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // head,
         "head_dim": head,
         "rms_norm_eps": RMS_EPS,
         "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
         "max_position_embeddings": 8192,
-        "use_cache": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
         "pad_token_id": None,
     }
 

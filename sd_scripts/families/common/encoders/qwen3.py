@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
 
-from sd_scripts.library.files.state_dicts import Shapes, State, count
+from sd_scripts.library.files.state_dicts import Shapes, State, decoder_config
 from sd_scripts.library.text.tokenizers import QWEN, TokenizerKind, shipped_qwen
 
 ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -62,22 +62,14 @@ def shapes_of_sizes(
 
 def config_of(shapes: Shapes, rope_theta: float = 1e6) -> dict[str, Any]:
     """Return the arguments of transformers' Qwen3Config. Raises KeyError if a needed key is missing."""
-    vocabulary, width = shapes["embed_tokens.weight"]
     (head,) = shapes["layers.0.self_attn.q_norm.weight"]
     return {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "num_hidden_layers": count(shapes, r"layers\.\d+\.mlp\.gate_proj\.weight"),
+        **decoder_config(shapes, head),
         "num_attention_heads": shapes["layers.0.self_attn.q_proj.weight"][0] // head,
-        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // head,
         "head_dim": head,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
         "max_position_embeddings": 40_960,
-        "use_cache": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
     }
 
 
