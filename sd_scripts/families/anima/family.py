@@ -27,7 +27,6 @@ FAMILY = ANIMA = Family(
         tokenize=text.tokenize,
         encode=text.encode_text,
         prompt_captions=prompt_captions,
-        adapted=lambda settings: (True,),
         cache_suffix="anima_te",
         cache_key=lambda components, options: (LONGEST,),
         cache_fits=text.cache_fits,

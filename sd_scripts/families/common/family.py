@@ -114,7 +114,7 @@ class TextEncoding:
     trained encoders."""
     prompt_captions: Callable[[SamplePrompt], list[Caption]]
     """Text inputs of a sample: the prompt, preceded by the negative prompt if guidance uses one."""
-    adapted: Callable[[Settings], tuple[bool, ...]]
+    adapted: Callable[[Settings], tuple[bool, ...]] = lambda settings: (True,)
     """Which text encoders a LoRA adapts when text encoders are trained."""
     cache_suffix: str
     """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""

@@ -25,7 +25,6 @@ FAMILY = FLUX2 = Family(
         tokenize=tokenize,
         encode=encode_text,
         prompt_captions=prompt_captions,
-        adapted=lambda settings: (True,),
         cache_suffix="flux2_te",
         cache_key=text_cache_key,
         cache_fits=text_cache_fits,

@@ -25,7 +25,6 @@ FAMILY = KREA2 = Family(
         tokenize=tokenize,
         encode=encode_text,
         prompt_captions=prompt_captions,
-        adapted=lambda settings: (True,),
         cache_suffix="krea2_te",
         cache_key=TEMPLATE.cache_key,
         cache_fits=text_cache_fits,

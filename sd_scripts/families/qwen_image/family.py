@@ -25,7 +25,6 @@ FAMILY = QWEN_IMAGE = Family(
         tokenize=tokenize,
         encode=encode_text,
         prompt_captions=prompt_captions,
-        adapted=lambda settings: (True,),
         cache_suffix="qwen_image_te",
         cache_key=TEMPLATE.cache_key,
         cache_fits=OUTPUTS.cache_fits,

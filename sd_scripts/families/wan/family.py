@@ -35,7 +35,6 @@ FAMILY = WAN = Family(
         tokenize=tokenize,
         encode=encode_text,
         prompt_captions=prompt_captions,
-        adapted=lambda settings: (True,),
         cache_suffix="wan_clip_te",
         cache_key=text_cache_key,
         cache_fits=OUTPUTS.cache_fits,

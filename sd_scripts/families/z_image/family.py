@@ -25,7 +25,6 @@ FAMILY = Z_IMAGE = Family(
         tokenize=tokenize,
         encode=encode_text,
         prompt_captions=prompt_captions,
-        adapted=lambda settings: (True,),
         cache_suffix="z_image_te",
         cache_key=TEMPLATE.cache_key,
         cache_fits=OUTPUTS.cache_fits,
