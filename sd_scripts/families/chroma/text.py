@@ -9,7 +9,7 @@ from torch import Tensor
 from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.common.encoders.captions import CaptionOutputs
 from sd_scripts.families.common.family import Components, TextOptions, Tokens
-from sd_scripts.families.flux.card import limit_of
+from sd_scripts.families.flux.text import t5_limit
 from sd_scripts.formats.text_limit import TextLimit
 
 STATES, MASK = "t5_out", "t5_attn_mask"
@@ -37,14 +37,7 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
 
 def text_limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length that T5 reads, end token included."""
-    length: int = components.extras["t5_length"]
-    (t5,) = components.tokenizers
-
-    def count(captions: Sequence[str]) -> list[int]:
-        return list(map(len, t5(list(captions), verbose=False).input_ids))
-
-    limit = limit_of(length)
-    return TextLimit(tokens=limit.tokens, remedy=limit.remedy, count=count, short=length - 2)
+    return t5_limit(components, 0, components.extras["t5_length"])
 
 
 def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:

@@ -38,10 +38,14 @@ def tokenize(components: Components, captions: Sequence[Caption], options: TextO
 def text_limit(components: Components, options: TextOptions) -> TextLimit:
     """Return the length that T5 reads, end token included. CLIP's is shorter, but of CLIP only the pooled output is
     used, which sums up a caption. Of components without a model it is the length of dev."""
-    length = components.extras.get("t5_length", card.T5_LENGTHS["dev"])
+    return t5_limit(components, T5, components.extras.get("t5_length", card.T5_LENGTHS["dev"]))
+
+
+def t5_limit(components: Components, t5: int, length: int) -> TextLimit:
+    """Return the length that T5 reads, end token included; `t5`: its index among the encoders."""
     return replace(
         card.limit_of(length),
-        count=lambda captions: list(map(len, components.tokenizers[T5](list(captions), verbose=False).input_ids)),
+        count=lambda captions: list(map(len, components.tokenizers[t5](list(captions), verbose=False).input_ids)),
         short=length - 2,  # a blank before the first word, and the end token
     )
 
