@@ -29,8 +29,8 @@ SCRIPTS = (
         "generate/own_loras.js",
         "generate/generate.js",
         "tools/lora_report.js",
-        "tools/lora_tools.js",
         "tools/job_tab.js",
+        "tools/lora_tools.js",
     ),
     *(
         "tools/captions.js",

@@ -64,7 +64,6 @@ var Language = (() => {
 
   const texts = new Map(); // English -> Chinese, of texts without values
   const patterns = new Map(); // the word that the fewest texts with values have -> those with it; "" -> those without words
-  const capitalised = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
   const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
   /** Words that a text must contain, which is quicker to see than a match. */
   const longest = (between) => between.filter((part) => !COUNTED.test(part)).reduce((one, other) => (other.length > one.length ? other : one), "");
@@ -131,7 +130,7 @@ var Language = (() => {
       const [, comma, words] = /^(, )?(.*)$/s.exec(value.trim());
       const noun = words.replace(/^an? (?=[A-Z])/, "");
       const isText = kind === "!" || kind === "?" || COUNT.test(value);
-      const known = isText ? (translated(value.trim()) ?? texts.get(capitalised(noun))) : texts.get(value.includes(" ") ? value : "");
+      const known = isText ? (translated(value.trim()) ?? texts.get(Studio.capitalised(noun))) : texts.get(value.includes(" ") ? value : "");
       const joined = isText && known == null ? translated(noun) : null;
       const inner = known ?? (joined && comma ? `，${joined}` : joined);
       if (kind !== "!" && inner == null && /; (?:[a-z]+ |')/.test(value)) isWhole = false; // the value ends before it

@@ -50,6 +50,12 @@ var Studio = (() => {
     }
   };
 
+  /** Return a function that does `work` once it has not been called for `wait` milliseconds. */
+  const later = (work, wait) => {
+    let timer;
+    return () => (clearTimeout(timer), (timer = setTimeout(work, wait)));
+  };
+
   /** Wait for some seconds for what `look` returns; null if it does not come. */
   const until = async (look) => {
     for (let tries = 120; tries; tries--) {
@@ -155,6 +161,17 @@ var Studio = (() => {
     if (Language.english(element) !== String(text)) element.textContent = text;
   };
 
+  /** A message that is no error; the sign is of a warning. */
+  const note = (kind, ...children) =>
+    el("div", { class: `message message-${kind}` }, el("span", { class: "sign" }, "!"), el("div", {}, ...children));
+  /** The bar of a job that has done a part of `total`; without a total it moves. */
+  const progressBar = (done, total) => {
+    const share = total ? Math.round((100 * done) / total) : null;
+    const bar = el("div", { class: `bar${total ? "" : " bar-unknown"}`, role: "progressbar", "aria-label": "Progress", "aria-valuenow": share }, el("i"));
+    bar.firstChild.style.width = `${share ?? 0}%`;
+    return bar;
+  };
+
   /** A style sheet of the page for rules about elements that Gradio has not made yet. */
   const styleSheet = () => {
     const sheet = new CSSStyleSheet();
@@ -199,6 +216,9 @@ var Studio = (() => {
     [...element.querySelectorAll("pre, ul")].forEach((inner, i) => scrolled[i] && (inner.scrollTop = scrolled[i]));
     if (focused) [...element.querySelectorAll("button, a, summary")].find((inner) => name(inner) === focused)?.focus();
   };
+
+  const fileName = (path) => path.split(/[/\\]/).pop();
+  const capitalised = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
 
   const duration = (seconds) => {
     if (seconds == null || !isFinite(seconds)) return "";
@@ -262,10 +282,10 @@ var Studio = (() => {
     return el("div", { class: "message message-error", role: "alert" }, el("span", { class: "sign" }, "✕"), el("div", {}, ...lines));
   };
 
-  const requests = { ask, send, sendStart, url, attempt, until };
+  const requests = { ask, send, sendStart, url, attempt, later, until };
   const events = { on, whileShown, onKeys };
   const elements = { el, svg, image, card, table, button, checkbox, select, upload, search, dialog, show, closer };
-  const content = { rendered, write, put, complaint, toast, styleSheet, duration, when, labels };
+  const content = { rendered, write, put, complaint, note, progressBar, toast, styleSheet, fileName, capitalised, duration, when, labels };
   const shared = { ...requests, ...events, ...elements, ...content };
   return /** @type {typeof shared & StudioOfLaterScripts} */ (shared);
 })();

@@ -137,7 +137,7 @@ Studio.dataset = (() => {
   const tagsOf = (image) => (image.tags ??= image.caption.split(data.caption_separator || ",").map((tag) => tag.trim()).filter(Boolean));
   const ORDERS = {
     trained: ["as trained", (image) => image.number],
-    name: ["name", (image) => ImageDetail.nameOf(image.path).toLowerCase()],
+    name: ["name", (image) => Studio.fileName(image.path).toLowerCase()],
     size: ["size", (image) => (image.size ? image.size[0] * image.size[1] : 0)],
     bucket: ["bucket", (image) => image.bucket],
     cropped: ["cropped", (image) => -(Marks.lost(image) ?? -1)],
@@ -154,7 +154,7 @@ Studio.dataset = (() => {
       if (bucket && (image.bucket !== bucket.bucket || image.dataset !== bucket.dataset || image.role === "left out" || image.role === "validation")) return false;
       if (marked.size && ![...marked].some((name) => Marks.has(image, name))) return false;
       if (tag && !tagsOf(image).includes(tag)) return false;
-      const text = `${ImageDetail.nameOf(image.path)} ${image.caption}`.toLowerCase();
+      const text = `${Studio.fileName(image.path)} ${image.caption}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
   };
@@ -191,7 +191,7 @@ Studio.dataset = (() => {
     const repeats = image.repeats ? ` ×${image.repeats}` : "";
     return [
       view,
-      el("div", { class: "cell-line" }, el("span", { class: "cell-name", title: image.path }, ImageDetail.nameOf(image.path)), el("span", { class: "cell-facts" }, `${image.size ? image.size.join("x") : "?"} ${bucketText}${repeats}${image.mask_key ? " · mask" : ""}${image.cached ? " · cached" : ""}`)),
+      el("div", { class: "cell-line" }, el("span", { class: "cell-name", title: image.path }, Studio.fileName(image.path)), el("span", { class: "cell-facts" }, `${image.size ? image.size.join("x") : "?"} ${bucketText}${repeats}${image.mask_key ? " · mask" : ""}${image.cached ? " · cached" : ""}`)),
       el("div", { class: "cell-caption" }, marks.length ? el("span", { class: "cell-marks" }, `${marks.map(Marks.words).join(", ")} `) : null, el("span", { translate: "no" }, image.caption)),
     ];
   };

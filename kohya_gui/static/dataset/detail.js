@@ -2,7 +2,6 @@
 var ImageDetail = (() => {
   const { el, button, image: img, url } = Studio;
 
-  const nameOf = (path) => path.split(/[/\\]/).pop();
   const sides = (size) => (size ? `${size[0]} × ${size[1]}` : "");
   const percent = (share) => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
   const weight = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
@@ -36,7 +35,7 @@ var ImageDetail = (() => {
   };
   const maskWords = ({ mask, mask_path: path, mask_problem: problem }) => {
     const faults = { differs: "has a different shape and is stretched", black: "is all black: nothing is trained", broken: "cannot be read" };
-    const words = [path ? nameOf(path) : "the image's transparency", faults[problem], mask ? "" : "not used: masked_loss or conditioning_data_dir is not set"];
+    const words = [path ? Studio.fileName(path) : "the image's transparency", faults[problem], mask ? "" : "not used: masked_loss or conditioning_data_dir is not set"];
     return words.filter(Boolean).join(", ");
   };
   const facesOf = (image) => `${image.measures.faces.length || "none"}${Marks.has(image, "faces") ? ", cut by the bucket" : ""}`;
@@ -77,14 +76,14 @@ var ImageDetail = (() => {
     const marks = Marks.of(image).map((name) => el("span", { class: "mark" }, Marks.words(name)));
     const seen = el("div", { class: "detail-image" });
     if (image.size) {
-      const picture = img(preview(image), nameOf(image.path), { loading: "eager", translate: "no" });
+      const picture = img(preview(image), Studio.fileName(image.path), { loading: "eager", translate: "no" });
       const inner = el("div", { class: "framed" }, picture, tinted(image), frame(image));
       inner.style.aspectRatio = `${image.size[0]} / ${image.size[1]}`;
       inner.style.setProperty("--ratio", String(image.size[0] / image.size[1]));
       seen.append(inner);
     } else seen.append(el("p", { class: "cell-broken" }, image.why || "It cannot be shown."));
     box.replaceChildren(
-      el("div", { class: "detail-head" }, el("b", { translate: "no" }, nameOf(image.path)), ...ways),
+      el("div", { class: "detail-head" }, el("b", { translate: "no" }, Studio.fileName(image.path)), ...ways),
       seen,
       ...(marks.length ? [el("p", { class: "marks" }, ...marks)] : []),
       caption(image),
@@ -115,5 +114,5 @@ var ImageDetail = (() => {
     };
   };
 
-  return { show, dialog, frame, tinted, thumbnail, nameOf, sides, percent };
+  return { show, dialog, frame, tinted, thumbnail, sides, percent };
 })();

@@ -45,7 +45,7 @@ var StepView = (() => {
     });
   const sampleOf = (sample) => {
     const { image, mask, path, bucket, high_noise: isAtHighNoise, loss_weight: weight } = sample;
-    const name = ImageDetail.nameOf(path);
+    const name = Studio.fileName(path);
     return el(
       "figure",
       {},

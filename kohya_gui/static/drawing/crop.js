@@ -138,7 +138,7 @@ var CropEditor = (() => {
       moved.clear();
     }
     const { path, size, key, why, problem } = image();
-    refs.title.textContent = ImageDetail.nameOf(path);
+    refs.title.textContent = Studio.fileName(path);
     refs.place.textContent = `${at + 1} of ${images.length}`;
     refs.frame.hidden = !size;
     refs.problem.replaceChildren();
@@ -184,7 +184,7 @@ var CropEditor = (() => {
       moved.set(path, answer.path);
       isChanged = true;
       const left = answer.left.length ? ` Not cropped, since their shape is different: ${answer.left.join(", ")}.` : "";
-      refs.done = `${ImageDetail.nameOf(path)} was cropped; the original is in the trash.${left}`;
+      refs.done = `${Studio.fileName(path)} was cropped; the original is in the trash.${left}`;
     });
     isBusy = false;
     if (!isDone) return say("");

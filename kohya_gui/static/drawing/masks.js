@@ -23,7 +23,7 @@ var MaskEditor = (() => {
   const brush = { ...USUAL, ...JSON.parse(localStorage.getItem(BRUSH) ?? "{}") };
   const tint = () => localStorage.getItem(TINT) ?? "#e11d48";
   const percent = (share) => `${Math.round(100 * share)} %`;
-  const nameOf = () => ImageDetail.nameOf(images[at].path);
+  const nameOf = () => Studio.fileName(images[at].path);
   const request = (body = {}) => ({ images: Captions.byFolder([images[at].path]), ...body });
   const say = (text) => Studio.write(refs.status, text);
 

@@ -138,7 +138,7 @@
     const made = cells.filter((cell) => cell.image).length;
     const count = cells.length ? ` · ${made} of ${cells.length} images` : "";
     parts.bar.firstChild.style.width = `${cells.length ? (100 * made) / cells.length : 0}%`;
-    if (living) write(parts.doing, `${job.doing[0].toUpperCase()}${job.doing.slice(1)}${count}`);
+    if (living) write(parts.doing, `${Studio.capitalised(job.doing)}${count}`);
     parts.form.querySelector("[type=submit]").disabled = living;
     const failed = job?.over && job.error ? [complaint({ html: job.html })] : [];
     const warned = (job?.warnings ?? []).map((html) => rendered("p", { class: "warn" }, html));

@@ -280,7 +280,7 @@
     const { image, last, images } = request;
     const which = last > image ? `, images ${image} to ${last} of ${images}` : `, image ${image} of ${images}`;
     const count = images > 1 ? which : "";
-    return request.total ? `Step ${request.done} of ${request.total}${count}` : `${request.phase[0].toUpperCase()}${request.phase.slice(1)}…`;
+    return request.total ? `Step ${request.done} of ${request.total}${count}` : `${Studio.capitalised(request.phase)}…`;
   };
 
   const isOpen = (request) => ["waiting", "generating"].includes(request.state);

@@ -1,13 +1,12 @@
 // The dialog "My LoRAs": those that runs trained and those in the folders of the tab Models, with preview and words.
 (() => {
-  const { ask, el, button, url, attempt } = Studio;
+  const { ask, el, button, url, attempt, fileName } = Studio;
   const said = el("div", { role: "status" });
   const filter = el("input", { type: "search", placeholder: "Filter by name or trigger word", "aria-label": "Filter", oninput: () => narrow() });
   const list = el("ul", { class: "own-loras", "aria-label": "My LoRAs" });
   const dialog = Studio.dialog({ class: "presets", "aria-label": "My LoRAs" });
   dialog.append(el("div", { class: "preset-head" }, el("h2", {}, "My LoRAs"), filter, Studio.closer(dialog)), said, list);
 
-  const fileName = (path) => path.split(/[/\\]/).pop();
   const card = ({ path, run, words }, add) => {
     const preview = el("img", { alt: "", loading: "lazy", src: `${url("generate/adapter-preview")}?poster=1&path=${encodeURIComponent(path)}` });
     preview.addEventListener("error", () => preview.remove());

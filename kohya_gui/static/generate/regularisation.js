@@ -159,10 +159,9 @@
     const made = [];
     if (before) made.push(el("p", {}, `Starts when ${before} ends, before queued runs`));
     else if (state && !over) {
-      const bar = el("div", { class: "bar", role: "progressbar", "aria-label": "Progress", "aria-valuenow": total ? Math.round((100 * done) / total) : null }, el("i"));
-      bar.firstChild.style.width = `${total ? (100 * done) / total : 0}%`;
-      const phase = job.doing ? job.doing[0].toUpperCase() + job.doing.slice(1) : "Starting";
-      made.push(el("div", { class: "checkpoints-job" }, el("span", {}, total ? `${phase}: ${number(done)} of ${images(total)}` : `${phase}…`), bar));
+      const phase = job.doing ? Studio.capitalised(job.doing) : "Starting";
+      const words = el("span", {}, total ? `${phase}: ${number(done)} of ${images(total)}` : `${phase}…`);
+      made.push(el("div", { class: "checkpoints-job" }, words, Studio.progressBar(done, total)));
     } else if (state === "finished") made.push(el("p", {}, `The last job ended after ${duration(seconds)}`));
     else if (state === "stopped") made.push(el("p", {}, "Stopped. The images are kept, and Resume continues with the others."));
     else if (error) made.push(complaint(job));

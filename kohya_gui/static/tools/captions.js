@@ -31,7 +31,6 @@
     return [button("Open settings", () => picker.click(), { title: "A TOML file of this command, or kohya_ss's config.toml" }), picker];
   };
 
-  const nameOf = (path) => path.split(/[/\\]/).pop();
   const result = ({ known, result: { captions, tried } }) => {
     if (!captions.length) return [];
     const row = ({ image: path, before, after, kept }, number) => {
@@ -39,7 +38,7 @@
       return el(
         "tr",
         {},
-        el("th", { scope: "row" }, picture, el("span", { title: path }, nameOf(path))),
+        el("th", { scope: "row" }, picture, el("span", { title: path }, Studio.fileName(path))),
         el("td", { class: before ? "" : "quiet" }, before || "none"),
         el("td", {}, after, kept ? el("p", { class: "quiet" }, kept) : null),
       );

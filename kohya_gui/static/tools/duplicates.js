@@ -57,7 +57,7 @@ var Duplicates = (() => {
           count();
         },
       });
-      const name = ImageDetail.nameOf(image.path);
+      const name = Studio.fileName(image.path);
       const why = image === best ? el("b", {}, "Best") : compared(image, best);
       return el(
         "figure",
@@ -73,7 +73,7 @@ var Duplicates = (() => {
       Studio.closer(dialog),
       el("b", {}, "Duplicates"),
       el("p", { class: "quiet" }, left ? `${left} of ${images.length} images have not been looked at yet; open this again when they have.` : words),
-      ...found.slice(0, SHOWN).map((group) => el("div", { class: "duplicate-group", role: "group", "aria-label": `${group.length} images like ${ImageDetail.nameOf(group[0].path)}` }, ...group.map((image) => figure(image, group[0])))),
+      ...found.slice(0, SHOWN).map((group) => el("div", { class: "duplicate-group", role: "group", "aria-label": `${group.length} images like ${Studio.fileName(group[0].path)}` }, ...group.map((image) => figure(image, group[0])))),
       found.length > SHOWN ? el("p", { class: "quiet" }, `and ${found.length - SHOWN} groups more, whose others are moved too`) : "",
       el("p", { class: "ways report-foot" }, action, choose),
     );

@@ -41,7 +41,6 @@
     };
   };
 
-  const nameOf = (path) => path.split(/[/\\]/).pop();
   const see = (folder, words) => el("div", { class: "tool-actions" }, button(words, () => Studio.dataset.visit(folder), { "data-action": "see-copies" }));
   const result = ({ known, result: { images, tried, output, masks, folder } }) => {
     const shown = (number, when) => image(`${url(`images/image/${number}`)}?when=${when}&job=${known}`, when);
@@ -49,7 +48,7 @@
       el(
         "tr",
         {},
-        el("th", { scope: "row" }, el("span", { title: path }, nameOf(path))),
+        el("th", { scope: "row" }, el("span", { title: path }, Studio.fileName(path))),
         el("td", {}, tried ? shown(number, "before") : null, before),
         el("td", {}, tried && results.length ? shown(number, "after") : null, results.length ? (changed ? after : "unchanged") : "no copy", note ? el("p", { class: "quiet" }, note) : null),
       );

@@ -1,22 +1,19 @@
 // A tab whose tool works on a folder of images in a job: the form, a try on five images, the queue, stop and resume.
 var JobTab = (() => {
-  const { ask, send, attempt, el, button, card, checkbox, select, write, complaint } = Studio;
+  const { ask, send, attempt, later, el, button, card, checkbox, select, write, complaint, note, progressBar, capitalised } = Studio;
   const EVERY = 500; // milliseconds between two looks at a running job
   const QUIET = 350; // milliseconds after typing before the folder is looked at
 
-  const later = (work, wait) => {
-    let timer;
-    return () => (clearTimeout(timer), (timer = setTimeout(work, wait)));
-  };
-  const note = (kind, words) =>
-    el("div", { class: `message message-${kind}` }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, words)));
   const progress = ({ doing, done, total, waits_for: before }) => {
-    if (before) return note("note", `Starts when ${before} ends, before queued runs`);
-    const share = total ? Math.round((100 * done) / total) : null;
-    const bar = el("div", { class: `bar${total ? "" : " bar-unknown"}`, role: "progressbar", "aria-label": "Progress", "aria-valuenow": share }, el("i"));
-    bar.firstChild.style.width = `${share ?? 0}%`;
-    const words = doing ? doing[0].toUpperCase() + doing.slice(1) : "Starting";
-    return el("div", { class: "run" }, bar, el("div", { class: "run-phase" }, total ? `${words}: ${done} of ${total}` : words));
+    if (before) return note("note", el("p", {}, `Starts when ${before} ends, before queued runs`));
+    const words = doing ? capitalised(doing) : "Starting";
+    return el("div", { class: "run" }, progressBar(done, total), el("div", { class: "run-phase" }, total ? `${words}: ${done} of ${total}` : words));
+  };
+
+  /** @type {(element: HTMLElement, hint: { text: string, good?: boolean }) => void} */
+  const showHint = (element, { text, good }) => {
+    write(element, text);
+    element.className = `file-hint${good === true ? " good" : good === false ? " bad" : ""}`;
   };
 
   /**
@@ -141,9 +138,7 @@ var JobTab = (() => {
         for (const name of ["train_data_dir", "model"]) {
           const place = home.element.querySelector(`[data-hint="${name}"]`);
           if (!place) continue;
-          const { text, good } = answer[name];
-          write(place, text);
-          place.className = `file-hint${good === true ? " good" : good === false ? " bad" : ""}`;
+          showHint(place, answer[name]);
         }
         const download = home.form.querySelector(`#${prefix}-download`);
         if (download) download.closest(".wide").hidden = !missing;
@@ -168,10 +163,10 @@ var JobTab = (() => {
       const parts = [el("h2", {}, result?.tried ? "Tried on five images" : "Result")];
       if (!state) parts.push(el("p", { class: "quiet" }, empty));
       else if (!over) parts.push(progress(job));
-      else if (state === "stopped") parts.push(note("warning", stopped(job)));
+      else if (state === "stopped") parts.push(note("warning", el("p", {}, stopped(job))));
       else if (error) parts.push(complaint(job));
       if (result) parts.push(el("p", {}, `${result.sentence}. Took ${Studio.duration(job.seconds)}`));
-      for (const text of warnings ?? []) parts.push(note("warning", text));
+      for (const text of warnings ?? []) parts.push(note("warning", el("p", {}, text)));
       if (result) parts.push(...shown(job));
       if (job.waiting.length) parts.push(el("h3", {}, "Waiting"), el("ul", { class: "job-queue" }, ...job.waiting.map(waitingJob)));
       home.result.replaceChildren(...parts);
@@ -232,5 +227,5 @@ var JobTab = (() => {
     return { open };
   };
 
-  return { make };
+  return { make, progress, showHint };
 })();

@@ -68,7 +68,7 @@ var StudioLoraReport = (() => {
   return (report) => {
     const { facts, trained, blocks, spectrum, layers, tags, metadata } = report;
     const entries = Object.entries(metadata);
-    const parts = [section(report.file.split(/[/\\]/).pop(), pairs(facts))];
+    const parts = [section(Studio.fileName(report.file), pairs(facts))];
     if (trained.length) parts.push(section("Trained with", pairs(trained.map(([name, text]) => [name[0].toUpperCase() + name.slice(1), text]))));
     if (blocks.length)
       parts.push(section("How much each block changes", blockChart(blocks), el("p", { class: "quiet" }, "Frobenius norm of the LoRA's change at strength 1. Text encoders have a lighter colour.")));

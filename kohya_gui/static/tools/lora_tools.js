@@ -1,6 +1,6 @@
 // The tab LoRA tools: a form for each tool, hints about its files, one job at a time, and its result.
 (() => {
-  const { ask, send, attempt, el, button, card, checkbox, select, write, url, complaint } = Studio;
+  const { ask, send, attempt, later, el, button, card, checkbox, select, write, url, complaint, note } = Studio;
   const EVERY = 500; // milliseconds between two looks at a running job
   const QUIET = 350; // milliseconds after typing before files are looked at
   const KEPT = "lora-tools"; // the filled-in values, by tool, for this browser window
@@ -23,10 +23,6 @@
   const kept = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
   const keep = () => sessionStorage.setItem(KEPT, JSON.stringify({ ...kept, shown: tool?.name }));
   const valuesOf = (name) => (kept[name] ??= {});
-  const later = (work, wait) => {
-    let timer;
-    return () => (clearTimeout(timer), (timer = setTimeout(work, wait)));
-  };
 
   // Fields
 
@@ -61,7 +57,7 @@
     const folder = el("input", { type: "text", hidden: true });
     const take = () => {
       const sign = folder.value.includes("\\") ? "\\" : "/";
-      const name = input.value.split(/[/\\]/).pop() || "lora.safetensors";
+      const name = Studio.fileName(input.value) || "lora.safetensors";
       input.value = folder.value.replace(/[/\\]$/, "") + sign + name;
       input.dispatchEvent(new Event("input"));
     };
@@ -230,12 +226,6 @@
     }
   }, QUIET);
 
-  /** @type {(element: HTMLElement, hint: { text: string, good?: boolean }) => void} */
-  const showHint = (element, { text, good }) => {
-    write(element, text);
-    element.className = `file-hint${good === true ? " good" : good === false ? " bad" : ""}`;
-  };
-
   const showHints = ({ hints, output, suggested, replaces }) => {
     const values = valuesOf(tool.name);
     values.suggested = suggested;
@@ -246,13 +236,13 @@
     for (const [name, found] of Object.entries(hints)) {
       if (name !== "models") {
         const element = home.form.querySelector(`[data-hint="${name}"]`);
-        if (element) showHint(element, found[0] ?? { text: "" });
+        if (element) JobTab.showHint(element, found[0] ?? { text: "" });
         continue;
       }
       const filled = [...home.form.querySelectorAll('[data-hint="models"]')];
       const named = (values.rows ?? []).map((row, index) => [row, index]).filter(([row]) => row.path.trim());
-      filled.forEach((element) => showHint(element, { text: "" }));
-      named.forEach(([, index], place) => filled[index] && showHint(filled[index], found[place] ?? { text: "" }));
+      filled.forEach((element) => JobTab.showHint(element, { text: "" }));
+      named.forEach(([, index], place) => filled[index] && JobTab.showHint(filled[index], found[place] ?? { text: "" }));
     }
     if (home.output && !values.ownOutput) {
       home.output.input.value = output;
@@ -304,29 +294,22 @@
   // The job
 
   const drawResult = () => {
-    const { state, doing, done, total, error, warnings, saved, report, title, seconds, over } = job;
+    const { state, error, warnings, saved, report, title, seconds, over } = job;
     home.start.disabled = !over;
     home.stop.hidden = over;
     home.stop.disabled = state === "stopping";
     const parts = [el("h2", {}, job.tool ? title : "Result")];
     if (!job.tool) parts.push(el("p", { class: "quiet" }, "Choose files and press Start. Tools compute on the CPU, alongside a training."));
-    else if (!over) {
-      const bar = el("div", { class: `bar${total ? "" : " bar-unknown"}`, role: "progressbar", "aria-label": "Progress", "aria-valuenow": total ? Math.round((100 * done) / total) : null }, el("i"));
-      bar.firstChild.style.width = `${total ? (100 * done) / total : 0}%`;
-      const words = doing ? doing[0].toUpperCase() + doing.slice(1) : "Working";
-      parts.push(el("div", { class: "run" }, bar, el("div", { class: "run-phase" }, total ? `${words}: ${done} of ${total}` : words)));
-    } else if (state === "finished") parts.push(...saved.map(resultFile));
+    else if (!over) parts.push(JobTab.progress(job));
+    else if (state === "finished") parts.push(...saved.map(resultFile));
     else if (error) parts.push(complaint(job));
-    else parts.push(note("warning", UNDONE[state] ?? state));
-    for (const text of job.tool ? warnings : []) parts.push(note("warning", text));
+    else parts.push(note("warning", el("p", {}, UNDONE[state] ?? state)));
+    for (const text of job.tool ? warnings : []) parts.push(note("warning", el("p", {}, text)));
     if (report?.note) parts.push(el("p", {}, report.note));
     if (report?.facts) parts.push(StudioLoraReport(report));
     else if (over && state === "finished") parts.push(el("p", { class: "quiet" }, `Took ${Studio.duration(seconds)}`));
     home.result.replaceChildren(...parts);
   };
-
-  const note = (kind, words) =>
-    el("div", { class: `message message-${kind}` }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, words)));
 
   const use = (path, name) => {
     const next = tools.find((each) => each.name === name);
