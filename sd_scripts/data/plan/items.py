@@ -1,10 +1,11 @@
 """Makes the items of a dataset: each image, and each part of a clip, with its bucket."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from sd_scripts.data.plan.blueprint import Subset
 from sd_scripts.data.plan.buckets import BucketFit, Buckets, Extent, fit_into
@@ -30,10 +31,10 @@ class Item(ImageRecord):
     repeats: int
     """Repeats per epoch."""
     loss_weight: float
-    controls: tuple["Item", ...] = ()
+    controls: tuple[Item, ...] = ()
     span: Span | None = None
     """The frames of a clip; None: it is an image."""
-    smaller: Self | None = None
+    smaller: Item | None = None
     """The same image at highnoise_resolution; None: it is trained at one size."""
 
     @property
@@ -41,7 +42,7 @@ class Item(ImageRecord):
         """What its pixels are decoded from."""
         return self.path, self.span
 
-    def at(self, *, high_noise: bool | None) -> "Item":
+    def at(self, *, high_noise: bool | None) -> Item:
         """Return the item as it is trained at high noise or otherwise."""
         return self.smaller if high_noise and self.smaller else self
 

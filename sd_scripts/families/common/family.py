@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class TextOptions:
     compiling: CompileOptions
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings) -> TextOptions:
         return cls(
             model=settings[ModelOptions],
             weighted_captions=settings[CaptionOptions].weighted_captions,
