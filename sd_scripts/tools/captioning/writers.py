@@ -15,10 +15,10 @@ from sd_scripts.options.captioning.images import CaptionImagesOptions, CaptionMo
 from sd_scripts.options.captioning.known_models import default_model
 from sd_scripts.options.captioning.text import CaptionTextOptions, EndpointOptions, TaggerOptions
 from sd_scripts.tools.captioning.caption_text import default_prompt, filled_prompt, one_line
+from sd_scripts.tools.captioning.endpoint import KEY, Endpoint
 from sd_scripts.tools.captioning.model_files import CAPTIONER_FILES, PICKLES, model_folder
 from sd_scripts.tools.lora.command import Given
 
-KEY = "OPENAI_API_KEY"
 CLIP_READS = "clip_captions"
 
 
@@ -150,8 +150,6 @@ class EndpointWriter:
     batch_size = 1
 
     def __init__(self, given: Given, wait: Callable[[float], None]):
-        from sd_scripts.tools.captioning.endpoint import Endpoint
-
         options, model = given[EndpointOptions], given[CaptionModelOptions]
         if not options.endpoint:
             raise ValueError("endpoint: not set; enter the address of the server, such as http://localhost:11434/v1")

@@ -38,7 +38,6 @@ QWEN3_VL = "visual.deepstack_merger_list.0.norm.weight"
 """A key of its vision tower: its language model has the keys of a Qwen3."""
 ENCODERS = (QWEN3_VL, f"model.{QWEN3_VL}")
 ENCODER, ENCODER_4B = "Qwen3-VL text encoder", "Qwen3-VL-4B text encoder"
-"""Keys of the VAE in ComfyUI's files and in diffusers'."""
 
 
 def recognise(header: Header) -> tuple[str | None, str] | None:

@@ -40,7 +40,7 @@ VARIANTS = (
 )
 """(substring of a key, variant) of models with such a transformer that cannot be trained as Qwen-Image."""
 ENCODERS = ("visual.blocks.0.mlp.gate_proj.weight", "model.visual.blocks.0.mlp.gate_proj.weight")
-"""Keys of text encoder and VAE, as in ComfyUI's files, and as transformers and diffusers write them."""
+"""Keys of its vision tower, as ComfyUI's files and transformers name them."""
 ENCODER, ENCODER_7B = "Qwen2.5-VL text encoder", "Qwen2.5-VL-7B text encoder"
 
 
