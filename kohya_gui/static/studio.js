@@ -164,6 +164,8 @@ var Studio = (() => {
   /** A message that is no error; the sign is of a warning. */
   const note = (kind, ...children) =>
     el("div", { class: `message message-${kind}` }, el("span", { class: "sign" }, "!"), el("div", {}, ...children));
+  /** A warning that is read out. */
+  const alarm = (...children) => Object.assign(note("warning", ...children), { role: "alert" });
   /** The bar of a job that has done a part of `total`; without a total it moves. */
   const progressBar = (done, total) => {
     const share = total ? Math.round((100 * done) / total) : null;
@@ -285,7 +287,7 @@ var Studio = (() => {
   const requests = { ask, send, sendStart, url, attempt, later, until };
   const events = { on, whileShown, onKeys };
   const elements = { el, svg, image, card, table, button, checkbox, select, upload, search, dialog, show, closer };
-  const content = { rendered, write, put, complaint, note, progressBar, toast, styleSheet, fileName, capitalised, duration, when, labels };
+  const content = { rendered, write, put, complaint, note, alarm, progressBar, toast, styleSheet, fileName, capitalised, duration, when, labels };
   const shared = { ...requests, ...events, ...elements, ...content };
   return /** @type {typeof shared & StudioOfLaterScripts} */ (shared);
 })();

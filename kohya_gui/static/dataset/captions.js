@@ -17,7 +17,6 @@ var Captions = (() => {
   const drafts = new Map(); // path -> a text that is not saved yet
   const contested = new Set(); // paths of captions that somebody else changed too, until a person has chosen a text
   let saveTimer = null;
-  let countTimer = null;
   let refs = null;
 
   // Requests
@@ -166,27 +165,24 @@ var Captions = (() => {
     });
     const skip = Object.keys(captions).length ? null : button("Leave these, and undo what came before", () => attempt(async () => (close(), taken(await ask("captions/skip")))));
     refs.conflict.replaceChildren(
-      el("div", { class: "message message-warning", role: "alert" }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, refused), ...rows, el("p", { class: "ways" }, skip ?? "", conflicts.some(({ path: each }) => captions[each]) ? "" : button("Close", close)))),
+      Studio.alarm(el("p", {}, refused), ...rows, el("p", { class: "ways" }, skip ?? "", conflicts.some(({ path: each }) => captions[each]) ? "" : button("Close", close))),
     );
   };
 
   // Tokens
 
   let isCounting = false; // one request at a time: browsers send six to a server, and the first takes long
-  const count = () => {
-    clearTimeout(countTimer);
-    countTimer = setTimeout(async () => {
-      if (isCounting) return;
-      const form = Studio.dataset.form();
-      if (!form) return unmeasured("no settings of a training are open");
-      isCounting = true;
-      const counted = text();
-      const answer = await send("dataset/tokens", { ...form, texts: [counted] }, { signal: AbortSignal.timeout(LONGEST) }).catch((error) => ({ unmeasured: error.message }));
-      isCounting = false;
-      if (counted === text()) showCount(answer, counted);
-      else count();
-    }, COUNTED_AFTER);
-  };
+  const count = Studio.later(async () => {
+    if (isCounting) return;
+    const form = Studio.dataset.form();
+    if (!form) return unmeasured("no settings of a training are open");
+    isCounting = true;
+    const counted = text();
+    const answer = await send("dataset/tokens", { ...form, texts: [counted] }, { signal: AbortSignal.timeout(LONGEST) }).catch((error) => ({ unmeasured: error.message }));
+    isCounting = false;
+    if (counted === text()) showCount(answer, counted);
+    else count();
+  }, COUNTED_AFTER);
   const showCount = (answer, counted) => {
     if (answer.unmeasured) return unmeasured(answer.unmeasured);
     if (!answer.limit) return unmeasured("this model has no limit");

@@ -17,7 +17,6 @@ Studio.dataset = (() => {
   // What is open
 
   const key = ({ path, dataset }) => `${dataset} ${path}`;
-  const titles = () => [...document.querySelectorAll("#tabs > .tab-wrapper [role=tab]")].map((tab) => [tab.id, tab.textContent.trim()]);
   /** The form whose settings decide buckets, repeats and captions. */
   const form = (tab) => {
     try {
@@ -300,9 +299,7 @@ Studio.dataset = (() => {
     refs.place = el("input", { type: "text", "aria-label": "Folder or dataset file", placeholder: "/data/cats, with 10_cat inside", spellcheck: "false" });
     refs.place.addEventListener("keydown", (event) => event.key === "Enter" && open(refs.place.value));
     const browse = () => Studio.browse(refs.place, "dataset", () => open(refs.place.value));
-    const names = new Map(titles().map(([id, words]) => [id, words]));
-    const trainings = Forms.tabs().map((tab) => [tab, document.querySelector(`#tabs [role=tab][aria-controls="${tab}"]`)?.textContent.trim() || names.get(tab) || tab]);
-    refs.tab = select({ "aria-label": "Settings of the tab", onchange: () => open(refs.place.value, refs.tab.value) }, trainings);
+    refs.tab = select({ "aria-label": "Settings of the tab", onchange: () => open(refs.place.value, refs.tab.value) }, Forms.titled());
     refs.problem = el("div", { role: "alert" });
     refs.empty = el("p", { class: "grid-empty", hidden: true }, "No images here yet. Drop images, folders or a zip archive anywhere here.");
     refs.train = button("Train on these images", () => train(), { class: "quiet-button", id: "dataset-train", hidden: true, title: "Set them in the training form, and go to its Start button" });

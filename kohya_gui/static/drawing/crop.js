@@ -2,6 +2,7 @@
 // the place of the image, which goes to the trash.
 var CropEditor = (() => {
   const { el, button, select, send, url } = Studio;
+  const { small, head, keyOf } = DrawingStage;
   const SMALLEST = 16; // pixels of a side
   const ASKED_AFTER = 80; // ms
   const HANDLES = ["nw", "n", "ne", "e", "se", "s", "sw", "w"];
@@ -13,7 +14,6 @@ var CropEditor = (() => {
   let box = null; // left, top, width and height in pixels of the image
   let ratio = null; // width by height; null is free
   let drag = null;
-  let timer = null;
   let isBusy = false;
   let isChanged = false;
   const moved = new Map(); // path of an image that was cut -> path of the cut
@@ -41,8 +41,7 @@ var CropEditor = (() => {
   const put = (next) => {
     box = next;
     draw();
-    clearTimeout(timer);
-    timer = setTimeout(describe, ASKED_AFTER);
+    describeSoon();
   };
   const shift = (x, y) => put([clamp(box[0] + x, 0, image().size[0] - box[2]), clamp(box[1] + y, 0, image().size[1] - box[3]), box[2], box[3]]);
   const scale = (by) => put(shaped([box[2] * by, box[3] * by]));
@@ -52,6 +51,7 @@ var CropEditor = (() => {
     const unit = by * (stage.unit ?? 1);
     refs.frame.style.cssText = `left:${x + box[0] * unit}px;top:${y + box[1] * unit}px;width:${box[2] * unit}px;height:${box[3] * unit}px`;
   };
+  const describeSoon = Studio.later(() => describe(), ASKED_AFTER);
   const describe = async () => {
     if (!box) return;
     const asked = box;
@@ -128,15 +128,17 @@ var CropEditor = (() => {
     const first = sorted.find((each) => each[0] === own[0] && each[1] === own[1]) ?? sorted[0];
     return [first, ...sorted.filter((each) => each !== first)].filter(Boolean);
   };
+  /** Read the images again, with those that were cut at their new paths; returns all of the dataset by path. */
+  const reload = async () => {
+    await Studio.dataset.reload();
+    const anew = new Map(Studio.dataset.images().map((each) => [each.path, each]));
+    images = images.map((each) => anew.get(moved.get(each.path) ?? each.path) ?? each);
+    moved.clear();
+    return anew;
+  };
   const show = async () => {
     box = null;
-    const now = moved.get(image().path);
-    if (now) {
-      await Studio.dataset.reload();
-      const anew = new Map(Studio.dataset.images().map((each) => [each.path, each]));
-      images = images.map((each) => anew.get(moved.get(each.path) ?? each.path) ?? each);
-      moved.clear();
-    }
+    if (moved.has(image().path)) await reload();
     const { path, size, key, why, problem } = image();
     refs.title.textContent = Studio.fileName(path);
     refs.place.textContent = `${at + 1} of ${images.length}`;
@@ -200,14 +202,10 @@ var CropEditor = (() => {
       const answer = await Captions.ask("captions/undo");
       if (answer.refused) throw new Error(answer.refused);
       const path = [...moved.keys()].pop();
-      await Studio.dataset.reload();
-      const anew = new Map(Studio.dataset.images().map((each) => [each.path, each]));
-      const names = new Map([...moved].filter(([each]) => each !== path));
-      const back = new Set(Studio.dataset.images().map((each) => each.path));
       const before = images.map((each) => each.path);
-      images = before.map((each, number) => anew.get(names.get(each) ?? each) ?? images[number]);
-      if (path && back.has(path)) at = Math.max(0, before.indexOf(path));
-      moved.clear();
+      moved.delete(path);
+      const anew = await reload();
+      if (anew.has(path)) at = Math.max(0, before.indexOf(path));
       refs.undo.disabled = true;
       await show();
       say(answer.done);
@@ -228,7 +226,7 @@ var CropEditor = (() => {
   };
   const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   const keys = (event) => {
-    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    const key = keyOf(event);
     if ((event.ctrlKey || event.metaKey) && key === "z") undo();
     else if (event.ctrlKey || event.metaKey || event.altKey) return;
     else if (event.target.matches?.("select, button") && !/^Page/.test(key)) return;
@@ -240,7 +238,6 @@ var CropEditor = (() => {
 
   const build = () => {
     refs = /** @type {any} */ ({ isChosen: false });
-    const small = (words, act, title, more = {}) => button(words, act, { class: "small-button", title, ...more });
     refs.picture = el("img", { alt: "", draggable: "false" });
     refs.frame = el("div", { class: "cut-frame" }, ...HANDLES.map((name) => el("span", { class: `handle handle-${name}`, "data-handle": name })));
     stage = DrawingStage.make({ label: "Frame: arrows move it, plus and minus change its size, Enter cuts", tool, moved: draw });
@@ -256,7 +253,7 @@ var CropEditor = (() => {
     const box = el(
       "div",
       { class: "drawing" },
-      el("div", { class: "detail-head" }, refs.title, refs.place, small("‹", () => go(-1), "Page Up", { "aria-label": "Previous image" }), small("›", () => go(1), "Page Down", { "aria-label": "Next image" })),
+      head(go, refs.title, refs.place),
       el(
         "div",
         { class: "drawing-tools" },

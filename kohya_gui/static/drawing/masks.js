@@ -2,6 +2,7 @@
 // the image is left, as an edit of the dataset that can be undone.
 var MaskEditor = (() => {
   const { el, button, url } = Studio;
+  const { small, head, keyOf } = DrawingStage;
   const SIDE = 2048; // pixels of the longer side that is painted on
   const TINT = "dataset-mask-tint"; // the chosen colour
   const BRUSH = "dataset-mask-brush";
@@ -173,7 +174,7 @@ var MaskEditor = (() => {
     const theirs = () => (close(), show());
     const mine = () => (close(), save({ version, isRemoval }));
     refs.conflict.replaceChildren(
-      el("div", { class: "message message-warning", role: "alert" }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, refused), el("p", { class: "ways" }, button("Keep theirs", theirs, { class: "small-button" }), button("Write mine", mine, { class: "small-button" })))),
+      Studio.alarm(el("p", {}, refused), el("p", { class: "ways" }, button("Keep theirs", theirs, { class: "small-button" }), button("Write mine", mine, { class: "small-button" }))),
     );
   };
   const go = async (by) => {
@@ -302,7 +303,7 @@ var MaskEditor = (() => {
   const STAGE_KEYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   const keys = (event) => {
     const isTyped = event.target.matches?.("input:not([type=range], [type=checkbox])");
-    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    const key = keyOf(event);
     const command = event.ctrlKey || event.metaKey;
     if (isTyped) return;
     if (command && key === "z") (event.shiftKey ? redo : undo)();
@@ -320,7 +321,6 @@ var MaskEditor = (() => {
 
   const build = () => {
     refs = /** @type {any} */ ({ sliders: {} });
-    const small = (words, act, title, more = {}) => button(words, act, { class: "small-button", title, ...more });
     refs.picture = el("img", { alt: "", draggable: "false" });
     refs.canvas = el("canvas", { class: "mask-canvas", "aria-hidden": "true" });
     refs.ring = el("div", { class: "brush-ring", "aria-hidden": "true" });
@@ -362,7 +362,7 @@ var MaskEditor = (() => {
     refs.box = el(
       "div",
       { class: "drawing" },
-      el("div", { class: "detail-head" }, refs.title, refs.file, refs.place, small("‹", () => go(-1), "Page Up", { "aria-label": "Previous image" }), small("›", () => go(1), "Page Down", { "aria-label": "Next image" })),
+      head(go, refs.title, refs.file, refs.place),
       el("div", { class: "drawing-body" }, stage.box, el("div", { class: "drawing-side" }, ...parts)),
       refs.problem,
       refs.conflict,

@@ -128,5 +128,13 @@ var DrawingStage = (() => {
     };
   };
 
-  return { make };
+  /** A small button of a dialog with a stage; its title names its key. */
+  const small = (words, act, title, more = {}) => Studio.button(words, act, { class: "small-button", title, ...more });
+  /** The head of such a dialog: parts about the image, and the ways to the previous and the next one. */
+  const head = (go, ...parts) =>
+    el("div", { class: "detail-head" }, ...parts, small("‹", () => go(-1), "Page Up", { "aria-label": "Previous image" }), small("›", () => go(1), "Page Down", { "aria-label": "Next image" }));
+  /** The name of a pressed key; letters are small ones. */
+  const keyOf = ({ key }) => (key.length === 1 ? key.toLowerCase() : key);
+
+  return { make, small, head, keyOf };
 })();

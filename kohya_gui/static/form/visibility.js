@@ -100,5 +100,9 @@ var Forms = (() => {
     true,
   );
 
-  return { now, held, obstacle, isShown, tabs: () => Object.keys(forms) };
+  const tabs = () => Object.keys(forms);
+  /** The tabs of trainings, [name, words on the tab]. */
+  const titled = () => tabs().map((tab) => [tab, document.querySelector(`#tabs [role=tab][aria-controls="${tab}"]`)?.textContent.trim() || tab]);
+
+  return { now, held, obstacle, isShown, tabs, titled };
 })();

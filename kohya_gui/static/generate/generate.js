@@ -290,8 +290,6 @@
     const images = Math.max(request.images, 1);
     const now = Math.max(request.last - request.image + 1, 1);
     const done = request.total ? (Math.max(request.image - 1, 0) + (now * request.done) / request.total) / images : 0;
-    const bar = el("div", { class: `bar${open && !request.total ? " bar-unknown" : ""}`, role: "progressbar", "aria-label": "Progress" }, el("i"));
-    bar.firstChild.style.width = `${100 * done}%`;
     const cancel = () => tell("cancel", { id: request.id });
     const isStrip = ({ target }) => target.classList.toggle("strip", target.naturalWidth > 2 * target.naturalHeight); // frames of a clip
     const preview = open && request.preview ? el("img", { class: "request-preview", src: `${url("generate/preview")}?n=${request.preview}`, alt: "Preview", onload: isStrip }) : null;
@@ -299,7 +297,7 @@
       "li",
       { class: `request request-${request.state}` },
       el("span", { class: "request-prompt", title: request.prompt }, request.prompt),
-      open ? bar : null,
+      open ? Studio.progressBar(done, request.total && 1) : null,
       request.state === "failed" ? rendered("span", { class: "request-doing bad" }, request.html) : el("span", { class: "request-doing" }, doing(request)),
       open ? button("Cancel", cancel, { class: "link", "data-action": "cancel-request" }) : null,
       preview,

@@ -215,9 +215,7 @@
   /** Ask for class and folder, and copy these images of a folder there. */
   Studio.useAsRegularisation = async (folder, names, prompt) => {
     fields ??= await ask("regularisation/fields");
-    const tabs = Forms.tabs();
-    const titles = tabs.map((each) => [each, document.querySelector(`#tabs [role=tab][aria-controls="${each}"]`)?.textContent.trim() || each]);
-    const training = select({ onchange: () => suggest() }, titles);
+    const training = select({ onchange: () => suggest() }, Forms.titled());
     const place = el("input", { type: "text", spellcheck: "false" });
     const kind = el("input", { type: "text", value: prompt });
     const said = el("div", { role: "alert" });

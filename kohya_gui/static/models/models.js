@@ -72,7 +72,7 @@ var Models = (() => {
     if (field) Studio.onKeys(field, { Enter: retry });
     const ways = el("div", { class: "models-token" }, page === tokens ? null : link(page, "Accept the terms"), isNeeded ? link(tokens, "Make a token") : null, field, button(field ? "Use this token" : "Try again", retry));
     const kept = field ? el("p", { class: "quiet" }, "It stays in the memory of the GUI until that ends. HF_TOKEN and hf auth login work, too.") : null;
-    place.replaceChildren(el("div", { class: "message message-warning", role: "alert" }, el("span", { class: "sign" }, "!"), el("div", {}, el("p", {}, refused), ways, kept, said)));
+    place.replaceChildren(Studio.alarm(el("p", {}, refused), ways, kept, said));
     field?.focus();
   };
 

@@ -4,11 +4,7 @@ var StudioConsole = (() => {
 
   class Console {
     constructor() {
-      const typed = () => {
-        clearTimeout(this.typing);
-        this.typing = setTimeout(() => this.again(), 250);
-      };
-      this.find = Studio.search("Search the console", typed);
+      this.find = Studio.search("Search the console", Studio.later(() => this.again(), 250));
       this.follow = checkbox(true, () => this.scroll());
       this.text = el("pre", { class: "console", tabindex: "0", "aria-label": "Console" });
       this.count = el("span", { class: "quiet" });

@@ -6,7 +6,6 @@ var Plans = (() => {
   const drafts = new Map(); // tab -> its last draft
   const shown = new Map(); // tab -> the state whose plan is shown
   let version = 0; // of all that plans depend on besides the form
-  let timer = null;
   let asking = false;
 
   const slotOf = (tab) => document.querySelector(`[data-plan="${tab}"]`);
@@ -38,10 +37,7 @@ var Plans = (() => {
     slot.removeAttribute("data-busy");
     if (visible() !== tab || stateOf(tab) !== state) ask();
   };
-  const soon = () => {
-    clearTimeout(timer);
-    timer = setTimeout(ask, PAUSE);
-  };
+  const soon = Studio.later(ask, PAUSE);
 
   /** The form of a tab is now this draft. */
   const changed = (tab, draft) => {

@@ -11,7 +11,6 @@ var Train = (() => {
   const looks = new Map(); // tab -> the answer about its settings
   const fits = new Map(); // tab and family -> which presets fit the GPU
   let tab = ""; // whose form is shown
-  let timer = null;
   let isAsking = false;
   let hasStarted = false;
   let isPutting = false;
@@ -105,10 +104,10 @@ var Train = (() => {
     if (JSON.stringify(Drafts.draft(tab)) !== known || asked !== tab) soon();
     else element.removeAttribute("aria-busy");
   };
+  const askSoon = Studio.later(ask, PAUSE);
   const soon = () => {
     element.setAttribute("aria-busy", "true");
-    clearTimeout(timer);
-    timer = setTimeout(ask, PAUSE);
+    askSoon();
   };
   /** Set what a folder without repeats in its name lacks, and, once, the files that lie next to a base model. */
   const complete = () => {
