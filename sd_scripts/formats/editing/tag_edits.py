@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from sd_scripts.formats.editing.bounded_regex import substituted
+from sd_scripts.formats.editing.tag_lists import apart_from, split_tags, with_spaces, without_repeats
 
 Kind = Literal["replace", "add", "remove", "trigger", "sort", "dedupe", "spaces"]
 MOST_LETTERS = 2_000
@@ -92,7 +93,7 @@ def tag_counts(captions: Iterable[str], separator: str = ",") -> Counter[str]:
     """Return in how many captions each tag occurs."""
     counts: Counter[str] = Counter()
     for caption in captions:
-        counts.update({tag for line in caption.split("\n") for tag in _split(line, separator)})
+        counts.update({tag for line in caption.split("\n") for tag in split_tags(line, separator)})
     return counts
 
 
@@ -107,55 +108,36 @@ def _replaced(captions: Sequence[str], edit: BulkEdit) -> list[str]:
 
 
 def _line(line: str, change: Callable[[list[str], BulkEdit], list[str]], edit: BulkEdit) -> str:
-    tags = _split(line, edit.separator)
+    tags = split_tags(line, edit.separator)
     changed = change(tags, edit)
     return line if changed == tags else f"{edit.separator.strip()} ".join(changed)
 
 
-def _split(line: str, separator: str) -> list[str]:
-    return [tag for part in line.split(separator) if (tag := part.strip())]
-
-
 def _added(tags: list[str], edit: BulkEdit) -> list[str]:
-    present = {tag.casefold() for tag in tags}
-    new = [tag for tag in _split(edit.text, edit.separator) if tag.casefold() not in present]
+    new = apart_from(split_tags(edit.text, edit.separator), tags)
     return [*tags, *new] if edit.at_end else [*new, *tags]
 
 
 def _removed(tags: list[str], edit: BulkEdit) -> list[str]:
-    unwanted = {tag.casefold() for tag in _split(edit.find, edit.separator)}
-    return [tag for tag in tags if tag.casefold() not in unwanted]
+    return apart_from(tags, split_tags(edit.find, edit.separator))
 
 
 def _trigger_first(tags: list[str], edit: BulkEdit) -> list[str]:
-    trigger = _split(edit.text, edit.separator)
-    known = {tag.casefold() for tag in trigger}
-    return [*trigger, *(tag for tag in tags if tag.casefold() not in known)]
+    trigger = split_tags(edit.text, edit.separator)
+    return [*trigger, *apart_from(tags, trigger)]
 
 
 def _sorted(tags: list[str], edit: BulkEdit) -> list[str]:
     return [*tags[: edit.keep], *sorted(tags[edit.keep :], key=str.casefold)]
 
 
-def _without_repeats(tags: list[str], edit: BulkEdit) -> list[str]:
-    firsts: dict[str, str] = {}
-    for tag in tags:
-        firsts.setdefault(tag.casefold(), tag)
-    return [*firsts.values()]
-
-
-def _with_spaces(tags: list[str], edit: BulkEdit) -> list[str]:
-    # faces such as ^_^ and o_o are tags, too, which taggers know under these names
-    return [tag.replace("_", " ") if max(map(len, tag.split("_"))) > 2 else tag for tag in tags]
-
-
-_CHANGES = {
+_CHANGES: dict[str, Callable[[list[str], BulkEdit], list[str]]] = {
     "add": _added,
     "remove": _removed,
     "trigger": _trigger_first,
     "sort": _sorted,
-    "dedupe": _without_repeats,
-    "spaces": _with_spaces,
+    "dedupe": lambda tags, edit: without_repeats(tags),
+    "spaces": lambda tags, edit: [with_spaces(tag) for tag in tags],
 }
 
 

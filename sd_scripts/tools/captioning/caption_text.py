@@ -1,7 +1,9 @@
 """Captions as text: the prompt of an image, the trigger word, and what joins a new caption to the one that is there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
+
+from sd_scripts.formats.editing.tag_lists import apart_from, split_tags
 
 Existing = Literal["skip", "append", "prepend", "replace"]
 LONGEST = 20_000
@@ -42,15 +44,9 @@ def one_line(text: str) -> str:
     return " ".join(plain.split())[:LONGEST]
 
 
-def split_tags(line: str, separator: str) -> list[str]:
-    return [tag for part in line.split(separator.strip() or separator) if (tag := part.strip())]
-
-
-def without_repeats(tags: Sequence[str]) -> list[str]:
-    firsts: dict[str, str] = {}
-    for tag in tags:
-        firsts.setdefault(tag.casefold(), tag)
-    return [*firsts.values()]
+def tags_in(line: str, separator: str) -> list[str]:
+    """Return the tags of a line; `separator` is as it is written, such as a comma and a blank."""
+    return split_tags(line, separator.strip() or separator)
 
 
 def joined(before: str, new: str, existing: Existing, *, separator: str = "") -> str:
@@ -67,9 +63,8 @@ def joined(before: str, new: str, existing: Existing, *, separator: str = "") ->
 
 def _joined_line(line: str, new: str, append: bool, separator: str) -> str:
     if separator:
-        old = split_tags(line, separator)
-        known = {tag.casefold() for tag in old}
-        more = [tag for tag in split_tags(new, separator) if tag.casefold() not in known]
+        old = tags_in(line, separator)
+        more = apart_from(tags_in(new, separator), old)
         return separator.join([*old, *more] if append else [*more, *old])
     if new in line:
         return line
@@ -85,9 +80,8 @@ def with_trigger(caption: str, trigger: str, *, separator: str = "") -> str:
 
 def _with_trigger(line: str, trigger: str, separator: str) -> str:
     if separator:
-        first = split_tags(trigger, separator)
-        known = {tag.casefold() for tag in first}
-        return separator.join([*first, *(tag for tag in split_tags(line, separator) if tag.casefold() not in known)])
+        first = tags_in(trigger, separator)
+        return separator.join([*first, *apart_from(tags_in(line, separator), first)])
     return line if line.casefold().startswith(trigger.casefold()) else f"{trigger}, {line}" if line else trigger
 
 

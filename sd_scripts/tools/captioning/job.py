@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -21,10 +22,9 @@ from sd_scripts.options.captioning.text import CaptionTextOptions, TaggerOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.runs.tool import start_phase
 from sd_scripts.tools.captioning.caption_store import CaptionStore
-from sd_scripts.tools.captioning.caption_text import framed, joined, split_tags, with_trigger
+from sd_scripts.tools.captioning.caption_text import framed, joined, tags_in, with_trigger
 from sd_scripts.tools.captioning.done_list import DoneList
 from sd_scripts.tools.captioning.endpoint import jpeg
-from sd_scripts.tools.captioning.tags import counted_tags
 from sd_scripts.tools.captioning.writers import Task, Writer, make_writer, reads_tags
 from sd_scripts.tools.lora.command import Given
 
@@ -102,7 +102,7 @@ class _Job:
         self._text: CaptionTextOptions = given[CaptionTextOptions]
         self._counts_tags: bool = given[TaggerOptions].frequency_tags
         self._reporter, self._writer, self._store, self._done, self._result = reporter, writer, store, done, result
-        self._tags: list[list[str]] = []
+        self._tags: Counter[str] = Counter()
         self._waiting: list[Path] = []
         """Images whose caption is in the store's next group."""
 
@@ -122,7 +122,8 @@ class _Job:
         finally:  # after a stop, too
             self._note_written(self._store.flush())
         if self._counts_tags:
-            print(*(f"{count:6} {tag}" for tag, count in counted_tags(self._tags)), sep="\n", flush=True)
+            frequent_first = sorted(self._tags.items(), key=lambda pair: (-pair[1], pair[0]))
+            print(*(f"{count:6} {tag}" for tag, count in frequent_first), sep="\n", flush=True)
 
     def _is_unreadable(self, path: Path, pixels: Pixels | ValueError) -> bool:
         if isinstance(pixels, ValueError):
@@ -179,7 +180,7 @@ class _Job:
         after = joined(task.before, new, self._options.existing, separator=separator)
         after = with_trigger(after, (self._options.trigger or "").strip(), separator=separator)
         if separator:
-            self._tags.append(split_tags(text, separator))
+            self._tags.update(tags_in(text, separator))
         if len(self._result.captions) < TRIED_FIRST:
             row = {"image": str(task.path), "before": task.before, "after": after}
             self._result.captions.append(row | self._kept(task))

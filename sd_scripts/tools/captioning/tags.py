@@ -2,8 +2,7 @@
 
 import csv
 import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sd_scripts.formats.documents import read_text
+from sd_scripts.formats.editing.tag_lists import with_spaces, without_repeats
 from sd_scripts.options.captioning.text import TaggerOptions, listed_tags, replacements
-from sd_scripts.tools.captioning.caption_text import without_repeats
 
 CATEGORIES = {0: "general", 1: "artist", 3: "copyright", 4: "character", 5: "meta", 9: "rating"}
 """Danbooru's numbers of categories, which the column `category` has."""
-TWO_LETTERS = re.compile(r"[^\W_]{2}")
-"""Words have them; emoticons such as o_o and ^_^, whose underscore stays, do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,20 +98,6 @@ class TagRules:
         return [with_spaces(name) if self._options.remove_underscore else name for name in names if name]
 
 
-def with_spaces(tag: str) -> str:
-    """Return a tag with spaces for underscores, unless it is an emoticon."""
-    return tag.replace("_", " ") if TWO_LETTERS.search(tag) else tag
-
-
 def _key(tag: str) -> str:
     """Return the same text for two spellings of a tag."""
     return tag.replace("_", " ").casefold()
-
-
-def counted_tags(captions: Iterable[Sequence[str]]) -> list[tuple[str, int]]:
-    """Return each tag with the number of captions that have it, the most frequent first."""
-    counts: dict[str, int] = {}
-    for tags in captions:
-        for tag in tags:
-            counts[tag] = counts.get(tag, 0) + 1
-    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))

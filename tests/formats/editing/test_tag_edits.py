@@ -19,7 +19,7 @@ ROWS = (
     ("cat, ohwx, sofa", {"kind": "trigger", "text": "ohwx"}, "ohwx, cat, sofa"),
     ("ohwx, b, C, a", {"kind": "sort", "keep": 1}, "ohwx, a, b, C"),
     ("a, B, b, A", {"kind": "dedupe"}, "a, B"),
-    ("long_hair, ^_^, o_o", {"kind": "spaces"}, "long hair, ^_^, o_o"),
+    ("long_hair, ^_^, o_o, (o)_(o)", {"kind": "spaces"}, "long hair, ^_^, o_o, (o)_(o)"),
     ("cat; sofa", {"kind": "remove", "find": "sofa", "separator": ";"}, "cat"),
     ("a, cat\nb, cat", {"kind": "remove", "find": "cat"}, "a\nb"),
 )
