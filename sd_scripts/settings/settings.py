@@ -14,9 +14,9 @@ from sd_scripts.settings.checks.between import problems_between
 from sd_scripts.settings.family_options import each_option
 
 Contents = TypeVar("Contents")
-One = TypeVar("One")
-Two = TypeVar("Two")
-Three = TypeVar("Three")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 Groups = tuple[type[OptionGroup], ...]
 
 
@@ -179,13 +179,11 @@ Check = Callable[[Settings], Iterable[str]]
 
 
 @overload
-def reading(check: Callable[[One], Iterable[str]], one: type[One], /) -> Check: ...
+def reading(check: Callable[[A], Iterable[str]], a: type[A], /) -> Check: ...
 @overload
-def reading(check: Callable[[One, Two], Iterable[str]], one: type[One], two: type[Two], /) -> Check: ...
+def reading(check: Callable[[A, B], Iterable[str]], a: type[A], b: type[B], /) -> Check: ...
 @overload
-def reading(
-    check: Callable[[One, Two, Three], Iterable[str]], one: type[One], two: type[Two], three: type[Three], /
-) -> Check: ...
+def reading(check: Callable[[A, B, C], Iterable[str]], a: type[A], b: type[B], c: type[C], /) -> Check: ...
 def reading(check: Callable[..., Iterable[str]], *parts: type) -> Check:
     """Return a check of settings that calls `check` with these parts: groups, and Script. It finds nothing in settings
     without one of the groups."""
