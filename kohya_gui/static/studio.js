@@ -161,7 +161,7 @@ var Studio = (() => {
     if (Language.english(element) !== String(text)) element.textContent = text;
   };
 
-  /** A message that is not an error; the sign is of a warning. */
+  /** A note or a warning, with the sign of a warning. */
   const note = (kind, ...children) =>
     el("div", { class: `message message-${kind}` }, el("span", { class: "sign" }, "!"), el("div", {}, ...children));
   /** A warning that is read out. */
