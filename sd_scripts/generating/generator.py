@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace as with_changes
@@ -17,9 +18,10 @@ from sd_scripts.data.sources.captions import Caption
 from sd_scripts.families.cards.model_file import describe
 from sd_scripts.families.common.components import DENOISER, VAE, Components
 from sd_scripts.families.common.family import Family, TextOptions
-from sd_scripts.families.common.placing import placement_of
+from sd_scripts.families.common.placing import Placement, placement_of
 from sd_scripts.families.common.sampling import Decode, on_device, previewing
 from sd_scripts.generating.adapters import Adapter, component_names, layers_of, merge, replace, written_at
+from sd_scripts.generating.recorded_forward import RecordedForward
 from sd_scripts.library.compile_utils import compile_model
 from sd_scripts.library.diffusion.media import Media
 from sd_scripts.library.files.safetensors_io import PRECISIONS
@@ -31,6 +33,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.runs.reporter import Reporter
 from sd_scripts.settings.generate_settings import DTYPES, AdapterFile, training_settings
+from sd_scripts.settings.recording import uses_cuda_graphs
 from sd_scripts.settings.settings import Settings
 from sd_scripts.training.compiling.compiler import graphs_expected
 
@@ -66,6 +69,8 @@ class Generator:
         self._adapters: tuple[Adapter, ...] = ()
         self._texts: dict[tuple[Caption, ...], dict[str, Tensor]] = {}
         self._placed = False
+        self.recorded: RecordedForward | None = None
+        """Its denoiser's passes, where they may be recorded."""
         self.encoder_changes = 0
         """How often adapters changed the text encoders."""
         for remark in family.card.model_remarks(self._settings, describe(Path(self.components.source)).variant):
@@ -172,6 +177,7 @@ class Generator:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._free_denoiser()
         self.components.free(*self.components.sources)
         self._texts.clear()
 
@@ -201,7 +207,22 @@ class Generator:
             title = self.family.blocks.title
             torch.compiler.set_stance("default")  # compiling a different model in this process may have failed
             compile_model(self._compile, denoiser, blocks, log_prefix=title, graphs_expected=expected, static=True)
+        if self._can_record(placement):
+            self.recorded = RecordedForward.of(denoiser)
         self._placed = True
+
+    def _can_record(self, placement: Placement) -> bool:
+        """Return whether steps may be recorded: swapped blocks and experts change their addresses, and the compiler may
+        record blocks itself."""
+        moves = placement.swapped_blocks or self.components.experts
+        return self.device.type == "cuda" and not moves and not uses_cuda_graphs(self._compile)
+
+    def _free_denoiser(self) -> None:
+        if self.recorded:
+            self.recorded.remove()
+            self.recorded = None
+        self.components.free(DENOISER)
+        self._placed = False
 
     def _merge(self, name: str) -> None:
         """Add the adapters to a component just loaded."""
@@ -222,14 +243,23 @@ class Generator:
         memory = self._settings.get(MemoryOptions)
         quantized = any(format_of(layer) for layer in self.components.denoiser.modules())
         if quantized or self.components.experts or (memory and memory.blocks_to_swap):
-            self.components.free(DENOISER)
-            self._placed = False
+            self._free_denoiser()
             return
         self._reporter.phase("applying adapters")
         source = self.components.sources[DENOISER]
         replace(layers.items(), source.read(source.dtype, source.keep), self._adapters_for(DENOISER))
 
     def _with_fallback(self, work: Callable[[], list[Media]]) -> list[Media]:
+        """Return the result of `work`, made without recorded steps if memory runs out with them."""
+        try:
+            return self._compiled_or_not(work)
+        except torch.OutOfMemoryError as error:
+            if not (self.recorded and self.recorded.drop()):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they keep the allocations alive
+        return self._compiled_or_not(work)
+
+    def _compiled_or_not(self, work: Callable[[], list[Media]]) -> list[Media]:
         """Return the result of `work`, made without compiling if the compiler fails."""
         if not self._compile.compile:
             return work()

@@ -16,7 +16,7 @@ from sd_scripts.training.context import Context
 T = TypeVar("T")
 
 SPARE_BYTES = 256 * 2**20
-"""GPU memory that later graphs leave free: for samples, for the update, for other programs."""
+"""Of a training: for samples, for the update, for other programs."""
 
 
 def records_steps(context: Context) -> bool:
@@ -55,13 +55,15 @@ class RecordingFailed(Exception):
 class CudaRecorder:
     """Records CUDA graphs that share their memory, since only one of them runs at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, spare: int = SPARE_BYTES) -> None:
+        """`spare`: bytes of GPU memory that later graphs leave free."""
+        self._spare = spare
         self._pool = torch.cuda.graph_pool_handle()
         self._largest = 0
         """Bytes that a graph takes besides its tensors: its thousands of kernels, which only the driver counts."""
 
     def has_room(self) -> bool:
-        return torch.cuda.mem_get_info()[0] >= 2 * self._largest + SPARE_BYTES
+        return torch.cuda.mem_get_info()[0] >= 2 * self._largest + self._spare
 
     def record(self, run: Callable[[], T]) -> tuple[Recording, T]:
         graph = torch.cuda.CUDAGraph()
