@@ -44,6 +44,10 @@ class WeightFormat(ABC):
     def product(self, x: Tensor, layer: nn.Linear) -> Tensor:
         """Apply a layer, (..., in) -> (..., out), differentiable in x."""
 
+    def updated_product(self, x: Tensor, layer: nn.Linear, down: Tensor, up: Tensor) -> Tensor | None:
+        """Apply a layer and add (x down') up', down (r, in) and up (out, r), in one kernel; None if there is none."""
+        return None
+
 
 class QuantizedLinear(nn.Linear):
     """A frozen Linear with a quantized weight."""
@@ -136,6 +140,16 @@ def frozen_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     return weight_format.product(x, layer)
+
+
+def updated_linear(x: Tensor, layer: nn.Linear, down: Tensor, up: Tensor) -> Tensor | None:
+    """Apply a frozen Linear and the update of a LoRA in one kernel; None if its format has none."""
+    weight_format = format_of(layer)
+    if weight_format is None:
+        return None
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    return weight_format.updated_product(x, layer, down, up)
 
 
 def compute_dtype(layer: nn.Module) -> torch.dtype:

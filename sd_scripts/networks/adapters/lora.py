@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sd_scripts.formats.models.lora_keys import DOWN, UP
 from sd_scripts.library.kernels.folded_product import folded_product
+from sd_scripts.library.quantization.quantized import updated_linear
 from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
 from sd_scripts.networks.folded.folding import FoldableLinear, Tail
 from sd_scripts.networks.layers import AdaptedConv2d, Dropouts
@@ -46,7 +47,15 @@ class LoraLinear(FoldableLinear):
     def forward(self, x: Tensor) -> Tensor:
         if self.is_folded(1):
             return self.folded([self], x)[0]
+        if (y := self.in_one_kernel(x)) is not None:
+            return y
         return self.update(self.base(x), F.linear(x, self.lora_down))
+
+    def in_one_kernel(self, x: Tensor) -> Tensor | None:
+        """Return the output, if one kernel computes the quantized base's and the LoRA's."""
+        if not self.foldable or (self.training and (self.dropouts.any() or self.row_noise is not None)):
+            return None
+        return updated_linear(x, self, self.lora_down, self.lora_up)
 
     @property
     def folded_rank(self) -> int:
@@ -77,6 +86,8 @@ class LoraLinear(FoldableLinear):
         lora: Sequence[LoraLinear] = layers  # type: ignore[assignment]
         if lora[0].is_folded(len(lora)):
             return lora[0].folded(lora, x, [layer.out_features for layer in lora])
+        if (first := lora[0].in_one_kernel(x)) is not None:
+            return [first, *(layer(x) for layer in lora[1:])]
         low = F.linear(x, torch.cat([layer.lora_down for layer in lora]))
         parts = low.split([layer.lora_down.shape[0] for layer in lora], dim=-1)
         return [layer.update(layer.base(x), h) for layer, h in zip(lora, parts, strict=True)]

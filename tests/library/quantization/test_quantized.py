@@ -27,6 +27,7 @@ from sd_scripts.library.quantization.quantized import (
     format_of,
     frozen_linear,
     quantize_,
+    updated_linear,
 )
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
@@ -115,6 +116,31 @@ def test_products_in_int8_lose_nothing_but_the_rounding_of_their_factors() -> No
     rows, scale = quantized_rows(grad * layer.weight_scale.t())
     assert x.grad is not None
     assert error(x.grad, (rows.double() * scale) @ weight) < 1e-6
+
+
+def test_the_update_of_a_lora_is_added_in_the_product_in_int8() -> None:
+    layer = quantize_(linear(), W8A8, torch.float32)
+    g = torch.Generator().manual_seed(1)
+    shapes = [(3, 20, IN), (4, IN), (OUT, 4)]
+    inputs = [torch.randn(*shape, generator=g, requires_grad=True) for shape in shapes]
+    x, down, up = inputs
+    apart = frozen_linear(x, layer) + (x @ down.t()) @ up.t()
+    together = updated_linear(x, layer, down, up)
+    assert together is not None
+    grad = torch.randn(apart.shape, generator=g)
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+    for ours, wanted in zip(*(torch.autograd.grad(y, inputs, grad) for y in (together, apart)), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_other_formats_and_few_rows_have_no_kernel_with_the_update_of_a_lora() -> None:
+    down, up = torch.ones(4, IN), torch.ones(OUT, 4)
+    for weight_format in (Int8(), Nf4(), Fp8()):
+        layer = quantize_(linear(), weight_format, torch.float32)
+        assert updated_linear(torch.ones(32, IN), layer, down, up) is None
+    assert updated_linear(torch.ones(32, IN), linear(), down, up) is None
+    few = quantize_(linear(), W8A8, torch.float32)
+    assert updated_linear(torch.ones(FEWEST_ROWS - 1, IN), few, down, up) is None
 
 
 def test_few_rows_are_not_multiplied_in_int8() -> None:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from sd_scripts.library.quantization.dequantizing import _kernel_on, dequantized_rows
 from sd_scripts.library.quantization.int8 import Int8, multiplies, quantized_rows
 from sd_scripts.library.quantization.nf4 import Nf4
-from sd_scripts.library.quantization.quantized import WeightFormat, dequantized, frozen_linear, quantize_, transposed
+from sd_scripts.library.quantization.quantized import (
+    WeightFormat,
+    dequantized,
+    frozen_linear,
+    quantize_,
+    transposed,
+    updated_linear,
+)
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 from tests.support.training import GRAPHS, equal, train
@@ -65,6 +72,32 @@ def test_products_in_int8_lose_nothing_but_the_rounding_of_their_factors(tokens:
     assert error(y, (rows.double() * scale) @ dequantized(layer).double().t() + layer.bias.double()) < BF16_SUMS
     rows, scale = quantized_rows(grad * layer.weight_scale.t())
     assert error(x_grad, (rows.double() * scale) @ layer.weight.double()) < BF16_SUMS
+
+
+@multiplies_int8
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rank", [4, 16, 20, 128, 160])
+def test_the_update_of_a_lora_is_added_in_the_product_in_int8(rank: int, dtype: torch.dtype) -> None:
+    """With widths that tiles do not divide, too; ranks beyond the kernel's are added apart."""
+    torch.manual_seed(0)
+    for tokens, width, out in ((999, 3072, 1280), (4096, 640, 2064), (77, 1296, 640)):
+        layer = quantize_(linear(width, out).to(CUDA), W8A8, dtype)
+        shapes = [(tokens, width), (rank, width), (out, rank)]
+        inputs = [torch.randn(*shape, device=CUDA, dtype=dtype) / 8 for shape in shapes]
+        x, down, up = (each.requires_grad_() for each in inputs)
+        grad = torch.randn(tokens, out, device=CUDA, dtype=dtype) / 8
+        y = updated_linear(x, layer, down, up)
+        assert y is not None
+        ours = torch.autograd.grad(y, inputs, grad)
+        rows, scale = quantized_rows(x.detach())
+        low, low_grad = x.double() @ down.double().t(), grad.double() @ up.double()
+        weight = dequantized(layer).double()
+        bounds = BF16_SUMS
+        assert error(y, (rows.double() * scale) @ weight.t() + layer.bias.double() + low @ up.double().t()) < bounds
+        rows, scale = quantized_rows(grad * layer.weight_scale.t())
+        assert error(ours[0], (rows.double() * scale) @ layer.weight.double() + low_grad @ down.double()) < bounds
+        assert error(ours[1], low_grad.t() @ x.double()) < bounds
+        assert error(ours[2], grad.double().t() @ low) < bounds
 
 
 @each_format
