@@ -23,6 +23,7 @@ from kohya_gui.runs.runs_gui import (
     models_tab,
     runs_tab,
 )
+from kohya_gui.server.lean_blocks import LeanBlocks
 from kohya_gui.settings.search_index import SettingsIndex
 from kohya_gui.textual_inversion_gui import TEXTUAL_INVERSION
 from sd_scripts.formats.words import listed
@@ -70,7 +71,7 @@ def build(
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     page: gr.Blocks
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
+    with LeanBlocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
         head = gr.HTML(HEAD.replace("LAUNCH", launch).replace("OPENS", shown if config else ""))
         tabs: list[TrainingTab] = []
         with gr.Tabs(selected=shown, elem_id="tabs"):
