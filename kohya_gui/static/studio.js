@@ -78,7 +78,8 @@ var Studio = (() => {
   };
 
   /** Call `work(element)` while the element is shown: when a tab is opened, and every `every` milliseconds while it
-   * `isDue()`; one call at a time. Returns the function that calls it now. */
+   * `isDue()`; one call at a time. Returns the function that calls it now. A selector that begins with an id is looked
+   * for below that element only: of all elements of the page, most are of tabs that are not shown. */
   const whileShown = (selector, every, work, isDue = () => true) => {
     let isWorking = false;
     const beat = async () => {

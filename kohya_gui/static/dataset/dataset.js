@@ -440,7 +440,7 @@ Studio.dataset = (() => {
     const folder = tab && form(tab).values.train_data_dir;
     if (folder) open(folder, tab);
   };
-  Studio.whileShown("[data-dataset]", 1000, async () => shown(), () => !refs || Boolean(waiting && !looking));
+  Studio.whileShown("#dataset-view [data-dataset]", 1000, async () => shown(), () => !refs || Boolean(waiting && !looking));
   /** Show the images of a folder as the training of this tab reads them. */
   const visit = async (folder, tab) => {
     place = { folder, tab };

@@ -486,5 +486,5 @@
     if (news || folder !== read("image_dir")) await drawGallery();
   };
   const isIdle = () => home && state && !state.requests.some(isOpen);
-  const beat = Studio.whileShown("[data-generate]", EVERY, work, () => !isIdle() || Date.now() >= asked + IDLE_EVERY);
+  const beat = Studio.whileShown("#generate-form [data-generate]", EVERY, work, () => !isIdle() || Date.now() >= asked + IDLE_EVERY);
 })();

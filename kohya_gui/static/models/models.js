@@ -274,7 +274,7 @@ var Models = (() => {
     );
   };
   const beat = Studio.whileShown(
-    "[data-models]",
+    "#models-view [data-models]",
     EVERY,
     async (element) => {
       if (home?.element !== element) furnish(element);

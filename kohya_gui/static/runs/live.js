@@ -198,7 +198,9 @@
   let many = MANY;
 
   const livingRuns = () => board.runs.filter((run) => LIVING.includes(run.state));
-  const shownSlot = () => [...document.querySelectorAll("[data-live]")].find((each) => each.offsetParent !== null);
+  const columns = document.getElementsByClassName("running"); // the browser remembers this list, not what a selector finds
+  const inColumns = (selector) => [...columns].flatMap((column) => [...column.querySelectorAll(selector)]);
+  const shownSlot = () => inColumns("[data-live]").find((each) => each.offsetParent !== null);
 
   /** The run that a training tab shows: the active one of any tab, else of its own the one that ended last, else the
    * next. The Runs tab shows the runs of all tabs. */
@@ -345,12 +347,12 @@
   /** Hide Start's message about a queued run once that run has started, its notes where the plan or the run shows them,
    * too, and the run's warnings that an unfolded plan above them lists. */
   const hideOldAnswers = () => {
-    for (const said of document.querySelectorAll("[data-waits]")) {
+    for (const said of inColumns("[data-waits]")) {
       const run = board.runs.find((each) => each.id === Number(said.dataset.waits));
       const over = Boolean(run) && run.state !== "queued";
       if (said.hidden !== over) said.hidden = over;
     }
-    for (const column of document.querySelectorAll(".running")) {
+    for (const column of columns) {
       const planned = [...column.querySelectorAll(".plan[open] > ul > li")];
       const warned = [...column.querySelectorAll(".section-warning li")];
       for (const warnings of column.querySelectorAll(".section-warning")) hideRepeated(warnings, planned);

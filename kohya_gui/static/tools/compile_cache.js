@@ -97,5 +97,5 @@
     if (home?.element !== element) furnish(element);
     else if (!home.confirm.firstChild) act(() => ask("compile-cache"));
   };
-  Studio.whileShown("[data-compile-cache]", 500, look, () => !home); // if the page opens with this tab
+  Studio.whileShown("#machine-compile-cache [data-compile-cache]", 500, look, () => !home); // if the page opens with this tab
 })();

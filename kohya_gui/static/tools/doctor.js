@@ -110,5 +110,5 @@
     answer = news;
     draw();
   };
-  const beat = Studio.whileShown("[data-doctor]", EVERY, work, () => !answer || answer.running);
+  const beat = Studio.whileShown("#machine-checks [data-doctor]", EVERY, work, () => !answer || answer.running);
 })();

@@ -212,7 +212,7 @@ var JobTab = (() => {
       drawResult();
       if (job.over) look();
     };
-    const beat = Studio.whileShown(`[data-${route}]`, EVERY, work, () => !job || !job.over || job.waiting.length > 0);
+    const beat = Studio.whileShown(`#${route}-form [data-${route}]`, EVERY, work, () => !job || !job.over || job.waiting.length > 0);
 
     /** Open the tab with a folder, or with some of its images. */
     const open = async (tab, folder, images) => {

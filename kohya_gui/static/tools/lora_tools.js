@@ -363,5 +363,5 @@
     drawResult();
     if (job.over) look();
   };
-  const beat = Studio.whileShown("[data-lora-tools]", EVERY, work, () => !job || !job.over);
+  const beat = Studio.whileShown("#lora-tools [data-lora-tools]", EVERY, work, () => !job || !job.over);
 })();
