@@ -224,7 +224,8 @@ V_PREDICTION = ", v-prediction"
 def recognise(header: Header) -> tuple[str | None, str]:
     """Return (family, variant) from keys and metadata; (None, "") if nothing matches."""
     keys = header.shapes
-    if "ss_network_module" in header.metadata or any(part in key for key in keys for part in LORA_PARTS):
+    every_key = "\n".join(keys)
+    if "ss_network_module" in header.metadata or any(part in every_key for part in LORA_PARTS):
         return _recognise_lora(header)
     for card in sorted(cards(), key=lambda card: card.derived_from is None):  # its marks are in metadata, if anywhere
         if found := card.recognition.recognise(header):

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -60,8 +59,9 @@ def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> d
     """Return a LoRA's metadata with sshs_legacy_hash and sshs_model_hash; by the latter WebUI recognises a file whose
     metadata was edited."""
     training = {key: value for key, value in metadata.items() if key.startswith("ss_")}
-    data = safetensors.torch.save({key: on_cpu(tensor) for key, tensor in tensors.items()}, training)
-    payload = memoryview(data)[8 + int.from_bytes(data[:8], "little") :]
+    first, spans = header_of({key: TensorSpec.of(tensor) for key, tensor in tensors.items()}, training)
+    data = b"".join([first, *(bytes_of(on_cpu(tensors[key])) for key in spans)])
+    payload = memoryview(data)[len(first) :]
     legacy = data[OLD_HASH_START : OLD_HASH_START + OLD_HASH_LENGTH]
     return {
         **metadata,

@@ -104,10 +104,11 @@ def model_origin_of(settings: Settings) -> ModelOrigin:
     """Return the part of a run's origin that does not depend on its data. Model files are hashed in part; nothing is
     loaded."""
     options = settings.options
+    values = settings.values()
     models = [name for name in (*BASE_MODEL, *OTHER_MODELS) if name in options]
-    named = {name: options[name].located(settings.values()[name]) for name in models}
+    named = {name: options[name].located(values[name]) for name in models}
     return ModelOrigin(
-        settings=plain({name: value for name, value in settings.values().items() if not options[name].secret}),
+        settings=plain({name: value for name, value in values.items() if not options[name].secret}),
         models={name: fingerprint(value) for name, value in named.items() if value},
     )
 

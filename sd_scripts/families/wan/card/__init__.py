@@ -52,10 +52,11 @@ MODELS = tuple(variant_of(kind, size) for kind in ("T2V", "I2V") for size in ("1
 
 def recognise(header: Header) -> tuple[str, str] | None:
     """Return (family, variant) of a file with Wan's transformer; None for any other file."""
+    shapes = header.shapes
     for prefix in PREFIXES:
-        shapes = {key.removeprefix(prefix): shape for key, shape in header.shapes.items() if key.startswith(prefix)}
-        if PATCH in shapes and (OFFICIAL in shapes or DIFFUSERS in shapes):
-            width, channels = (*shapes[PATCH], 0, 0)[:2]
+        known = prefix + OFFICIAL in shapes or prefix + DIFFUSERS in shapes
+        if known and prefix + PATCH in shapes:
+            width, channels = (*shapes[prefix + PATCH], 0, 0)[:2]
             return "wan", variant_of(KINDS.get(channels, ""), SIZES.get(width, ""))
     return None
 

@@ -23,15 +23,13 @@ AUTOENCODER_22 = "Wan 2.2 VAE"
 
 
 def recognise(header: Header) -> tuple[str, str] | None:
+    shapes = header.shapes
     for prefix in PREFIXES:
-        shapes = {key.removeprefix(prefix): shape for key, shape in header.shapes.items() if key.startswith(prefix)}
-        known = OFFICIAL in shapes or DIFFUSERS in shapes
-        if (
-            known
-            and tuple(shapes.get(PATCH, ()))[1:2] == (CHANNELS,)
-            and not any(k.startswith(IMAGE_PARTS) for k in shapes)
-        ):
-            return CARD.name, "Wan 2.2 TI2V 5B"
+        known = prefix + OFFICIAL in shapes or prefix + DIFFUSERS in shapes
+        if known and tuple(shapes.get(prefix + PATCH, ()))[1:2] == (CHANNELS,):
+            image_parts = tuple(prefix + part for part in IMAGE_PARTS)
+            if not any(key.startswith(image_parts) for key in shapes):
+                return CARD.name, "Wan 2.2 TI2V 5B"
     return None
 
 
