@@ -1,5 +1,5 @@
-"""Work the GUI saves Gradio: each component's parameters are inspected once, a page is recorded once, and an answer
-is the work of what it changes."""
+"""Work the GUI saves Gradio: each component's parameters are inspected once, a page is described and recorded once, and
+an answer is the work of what it changes."""
 
 import asyncio
 import copy
@@ -52,6 +52,16 @@ def test_requests_that_a_new_page_sends_together_create_one_record(monkeypatch: 
         request.join()
     assert answers == [None] * 8
     assert len(made) == 1
+
+
+def test_a_page_is_described_once_until_it_is_served() -> None:
+    with LeanBlocks() as page:
+        gr.Textbox("cat")
+    described = page.config["components"]
+    page.title = "Cats"
+    page.queue()  # a new application, as launch() creates it
+    assert page.config["components"] is described
+    assert page.config["title"] == "Cats"
 
 
 def _answers(blocks: type[gr.Blocks], *steps: dict[str, Any]) -> tuple[list[Any], Any, int]:
