@@ -24,6 +24,7 @@ from sd_scripts.formats.images.image_parameters import read_chunks
 from sd_scripts.generating import work
 from sd_scripts.generating.adapters import layers_of
 from sd_scripts.generating.generator import Generator
+from sd_scripts.generating.recorded_forward import RecordedForward
 from sd_scripts.generating.work import Previews, Worker, graph_count
 from sd_scripts.library.compile_utils import compile_model
 from sd_scripts.library.files.safetensors_io import save_model
@@ -41,6 +42,7 @@ from sd_scripts.settings.generate_settings import (
     settings_of,
     training_settings,
 )
+from tests.generating.test_recorded_forward import Rerun, waiting_for_cpu
 from tests.support.data import make_image
 from tests.support.families.flux_pipeline import pipeline_of
 
@@ -229,6 +231,30 @@ def test_images_generated_together_equal_images_generated_one_by_one(each_miniat
     alone, together = several(generator, **asked), several(generator, **asked, batch_size=3)
     assert len({image.tobytes() for image in alone}) == len(alone) == 3
     assert max(np.abs(a.astype(int) - b).max() for a, b in zip(alone, together, strict=True)) <= 1
+
+
+def test_an_image_is_made_again_without_recording_if_memory_runs_out(flux_miniature: Any) -> None:
+    generator = generator_of(flux_miniature)
+    expected = image_of(generator, flux_miniature, steps=5)
+    denoiser = generator.components.denoiser
+    forward = denoiser.forward
+    generator.recorded = RecordedForward(denoiser, Rerun(), waiting_for_cpu)
+    image_of(generator, flux_miniature, steps=5)
+    assert generator.recorded.graphs
+    (prompt,) = prompts_of(settings_of(flux_miniature.family, {}, values_of(flux_miniature, steps=5)))
+    failures = [torch.OutOfMemoryError("while decoding")]
+
+    def step(done: int, total: int) -> None:
+        if failures:
+            raise failures.pop()
+
+    assert np.array_equal(generator.image(prompt, step)[1].frames[0].numpy(), expected)
+    assert generator.recorded.graphs == 0
+    failures.append(torch.OutOfMemoryError("again"))
+    with pytest.raises(torch.OutOfMemoryError, match="again"):
+        generator.image(prompt, step)
+    generator.close()
+    assert denoiser.forward == forward
 
 
 @pytest.mark.parametrize(

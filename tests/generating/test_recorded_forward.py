@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sd_scripts.generating.recorded_forward import MOST, RecordedForward
 
@@ -26,12 +27,11 @@ class Scaled(nn.Linear):
 
 @dataclass
 class Again:
-    run: Callable[[], tuple[Tensor, ...]]
-    output: tuple[Tensor, ...]
+    run: Callable[[], Any]
+    output: Any
 
     def replay(self) -> None:
-        for own, new in zip(self.output, self.run(), strict=True):
-            own.copy_(new)
+        pytree.tree_map(Tensor.copy_, self.output, self.run())
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Rerun:
         self.asked += 1
         if self.fails:
             raise self.fails
-        output = tuple(torch.empty_like(each) for each in run())
+        output = pytree.tree_map(torch.empty_like, run())
         return Again(run, output), output
 
 
