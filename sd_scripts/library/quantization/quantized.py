@@ -143,13 +143,13 @@ def frozen_linear(x: Tensor, layer: nn.Linear) -> Tensor:
 
 
 def updated_linear(x: Tensor, layer: nn.Linear, down: Tensor, up: Tensor) -> Tensor | None:
-    """Apply a frozen Linear and the update of a LoRA in one kernel; None if its format has none."""
+    """Apply a frozen Linear and the update of a LoRA in one kernel; None if its format, or another dtype, has none."""
     weight_format = format_of(layer)
     if weight_format is None:
         return None
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    return weight_format.updated_product(x, layer, down, up)
+    return weight_format.updated_product(x, layer, down, up) if x.dtype == down.dtype == up.dtype else None
 
 
 def compute_dtype(layer: nn.Module) -> torch.dtype:

@@ -139,8 +139,9 @@ def test_other_formats_and_few_rows_have_no_kernel_with_the_update_of_a_lora() -
         layer = quantize_(linear(), weight_format, torch.float32)
         assert updated_linear(torch.ones(32, IN), layer, down, up) is None
     assert updated_linear(torch.ones(32, IN), linear(), down, up) is None
-    few = quantize_(linear(), W8A8, torch.float32)
-    assert updated_linear(torch.ones(FEWEST_ROWS - 1, IN), few, down, up) is None
+    layer = quantize_(linear(), W8A8, torch.float32)
+    assert updated_linear(torch.ones(FEWEST_ROWS - 1, IN), layer, down, up) is None
+    assert updated_linear(torch.ones(32, IN, dtype=torch.bfloat16), layer, down, up) is None
 
 
 def test_few_rows_are_not_multiplied_in_int8() -> None:
