@@ -64,7 +64,7 @@ def until_seen(act: Callable[[], object], control: Any) -> float:
 def preset_chosen(page: Any, watch: Watch) -> float:
     """From the choice of a preset of this family until the page rests; opening the list is not counted."""
     field(page, "preset").click()
-    choice = page.get_by_role("option", name="FLUX.1 low memory 16 GB", exact=True)
+    choice = page.get_by_role("option", name="FLUX.1 low memory 8 GB", exact=True)
     choice.wait_for()
     watch.seconds(lambda: None)
     return watch.seconds(choice.click)

@@ -241,15 +241,15 @@ def expect_a_preset_to_be_marked_while_it_is_applied(page: Page) -> None:
     held: list[Any] = []
     held_back = True
     page.route("**/gradio_api/**", lambda route: held.append(route) if held_back else route.continue_())
-    choose(page, "preset", "FLUX.1 low memory 16 GB")
+    choose(page, "preset", "FLUX.1 low memory 8 GB")
     expect(page.locator("#lora-preset[data-busy]")).to_be_visible()
     held_back = False
     for route in held:
         route.continue_()
-    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16 GB applied")
+    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 8 GB applied")
     expect(page.locator("[data-busy]")).to_have_count(0)
     page.unroute_all()
-    expect(field(page, "blocks_to_swap")).to_have_value("10")
+    expect(field(page, "blocks_to_swap")).to_have_value("28")
     expect(field(page, "fp8_base")).to_be_checked()
 
 
@@ -318,7 +318,7 @@ def reload_and_act_before_the_form_is_restored(page: Page) -> None:
 def expect_lora_restored(page: Page, folder: Path) -> None:
     """All but the secret."""
     switch = page.locator("#lora-compile-switch input")
-    expect(field(page, "preset")).to_have_value("FLUX.1 low memory 16 GB")
+    expect(field(page, "preset")).to_have_value("FLUX.1 low memory 8 GB")
     expect(page.locator("#lora-clip_l")).to_be_visible()
     expect(field(page, "train_data_dir")).to_have_value("/images/cats")
     expect(field(page, "discrete_flow_shift")).to_have_value("3.1582")

@@ -259,7 +259,7 @@
     const values = { ...filled(), lora_weights: files.map((each) => each.path).join("\n"), lora_multiplier: files.map((each) => each.strength).join(" ") };
     values.sweep = sweeps().map(({ name, values: listed }) => `${name}=${listed}`).join("\n");
     if (family().controls) values.control_image_path = controls().join("\n");
-    await attempt(home.said, () => send("generate", { family: home.family.value, values }));
+    await attempt(home.said, () => Studio.sendStart("generate", { family: home.family.value, values }));
     lookAgain();
   };
   const lookAgain = () => {
