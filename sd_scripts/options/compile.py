@@ -1,5 +1,6 @@
 """Options of torch.compile."""
 
+import functools
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,10 +31,11 @@ CUDA_GRAPHS_KEY = "triton.cudagraphs"
 """Inductor's option for CUDA graphs."""
 
 
-def registered_backends() -> set[str]:
+@functools.cache  # the names come from the metadata of all installed packages
+def registered_backends() -> frozenset[str]:
     """Return the other torch.compile backends of this machine, found without importing torch."""
     of_packages = {name for name, package in OF_PACKAGES.items() if importlib.util.find_spec(package)}
-    return {*OF_PYTORCH, *of_packages, *entry_points(group="torch_dynamo_backends").names}
+    return frozenset({*OF_PYTORCH, *of_packages, *entry_points(group="torch_dynamo_backends").names})
 
 
 class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="compile", also_with=MORE):

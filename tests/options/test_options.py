@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import CompileOptions, registered_backends
 from sd_scripts.options.spec import KINDS, Option, OptionGroup, option
 from sd_scripts.settings.catalog import SCRIPTS
 from sd_scripts.settings.command_line import ConfigFileOptions
@@ -197,7 +197,7 @@ def test_zero_is_off_only_for_options_that_define_it_so():
     assert OPTIONS["seed"].read(0) == 0
 
 
-def test_a_backend_that_a_package_registers_can_be_named(tmp_path, monkeypatch):
+def test_a_backend_that_a_package_registers_can_be_named(tmp_path, monkeypatch, request):
     (backend,) = (o for o in each_option(CompileOptions) if o.name == "compile_backend")
     assert "is not one of inductor, cudagraphs" in (backend.problem("openxla") or "")  # its package is not installed
     assert "is not one of" in (backend.problem("mine") or "")
@@ -206,6 +206,8 @@ def test_a_backend_that_a_package_registers_can_be_named(tmp_path, monkeypatch):
     points = "[torch_dynamo_backends]\nmine = mine:backend\n"
     (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
+    registered_backends.cache_clear()  # as in the next process
+    request.addfinalizer(registered_backends.cache_clear)
     assert backend.problem("mine") is None
     assert backend.problem("aot_ts") is None
 
