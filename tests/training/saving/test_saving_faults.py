@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import safetensors.torch
 import torch
 
 from sd_scripts.formats.disk import NotWritten, errno_of, format_bytes
-from sd_scripts.library.files import ss_metadata
+from sd_scripts.library.files import safetensors_io, ss_metadata
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.planning.steps import TrainPlan
@@ -105,12 +106,12 @@ def test_the_base_model_is_hashed_once_the_run_trains(during: Any, miniature: An
 
 
 def break_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the safetensors library fails, which a LoRA's hashes are made with."""
+    """From here on SHA-256 fails where a LoRA's hashes are made."""
 
     def fail(*of: Any) -> bytes:
-        raise TypeError("of another version")
+        raise ValueError("unsupported hash type sha256")
 
-    monkeypatch.setattr(safetensors.torch, "save", fail)
+    monkeypatch.setattr(safetensors_io, "hashlib", SimpleNamespace(sha256=fail))
 
 
 def test_weights_are_written_as_plain_tensors_where_nothing_else_works(
