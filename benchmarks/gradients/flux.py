@@ -78,7 +78,7 @@ def make_theirs(denoiser: FluxTransformer) -> Any:
 
 
 def their_state(state: State) -> State:
-    """Return the transformer's tensors under sd-scripts' keys, which are ours too: those of the file."""
+    """Return the transformer's tensors under sd-scripts' keys, which equal ours and those of the file."""
     return state
 
 

@@ -54,8 +54,8 @@ class _Pass:
 
 
 class RecordedForward:
-    """Replaces a module's `forward`. Of calls whose inputs differ in their values alone, the first one runs
-    as usual, since it compiles; the second one is timed; if the GPU waited for the CPU, later ones are replayed."""
+    """Replaces a module's `forward`. Of calls whose inputs differ in their values alone, the first one runs as
+    usual, since it compiles; the second one is timed; if the GPU waited for the CPU, later ones are replayed."""
 
     def __init__(self, module: nn.Module, recorder: Recorder, timed: Timed = timed_on_gpu):
         self._module, self._forward, self._recorder, self._timed = module, module.forward, recorder, timed
@@ -115,6 +115,7 @@ class RecordedForward:
                 return run()
             recorded = self._recorded(run, tensors)
             if recorded is None:
+                self._waiting.discard(key)
                 return run()
             self._passes[key] = recorded
         for static, tensor in zip(recorded.inputs, tensors, strict=True):
@@ -123,13 +124,12 @@ class RecordedForward:
         return pytree.tree_map_only(Tensor, torch.clone, recorded.output)  # the next replay overwrites it
 
     def _recorded(self, run: Callable[[Sequence[Tensor]], Any], tensors: Sequence[Tensor]) -> _Pass | None:
-        """Record a pass; None if it cannot be recorded, and then no other will be."""
+        """Record a pass; None if it cannot be recorded, and then no graph stays, or if there is no room for another."""
         if len(self._passes) >= MOST:
             self._passes.clear()
         if self._stream:
             torch.cuda.empty_cache()  # a graph cannot use it, so that it counts as free
         if not self._recorder.has_room():
-            self._records = False
             return None
         static = [tensor.clone() for tensor in tensors]
         try:

@@ -43,7 +43,7 @@ def memory_advice(
 
 
 def _savings(script: Script, options: Collection[str], batch: int) -> Iterator[tuple[str, Any]]:
-    """Yield those of the options that save memory, and values for them. `batch`: images in one now."""
+    """Yield the options of a run that save memory, and values for them. `batch`: how many images a batch has now."""
     yield "cache_latents", True
     yield "cache_text_encoder_outputs", True
     yield "gradient_checkpointing", True

@@ -107,6 +107,21 @@ def test_a_pass_that_cannot_be_recorded_runs_as_usual_and_no_other_is_tried(reco
 
 
 @torch.no_grad()
+def test_graphs_that_are_there_are_replayed_if_there_is_no_room_for_another() -> None:
+    module, recorder = Scaled(4, 4), Rerun()
+    recorded = RecordedForward(module, recorder, waiting_for_cpu)
+    for rows in (2, 3):
+        for number in range(CALLS):
+            module(inputs(rows, number)[0])
+        recorder.room = False
+    calls = [inputs(rows, CALLS)[0] for rows in (2, 3)]
+    made = [module(x)[0] for x in calls]
+    assert (recorder.asked, recorded.graphs) == (1, 1)
+    recorded.remove()
+    assert all(torch.equal(y, module(x)[0]) for x, y in zip(calls, made, strict=True))
+
+
+@torch.no_grad()
 def test_changed_weights_are_in_replayed_passes() -> None:
     module = Scaled(4, 4)
     recorded = RecordedForward(module, Rerun(), waiting_for_cpu)

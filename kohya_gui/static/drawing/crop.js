@@ -131,10 +131,10 @@ var CropEditor = (() => {
   /** Read the images again, with those that were cut at their new paths; returns all of the dataset by path. */
   const reload = async () => {
     await Studio.dataset.reload();
-    const anew = new Map(Studio.dataset.images().map((each) => [each.path, each]));
-    images = images.map((each) => anew.get(moved.get(each.path) ?? each.path) ?? each);
+    const byPath = new Map(Studio.dataset.images().map((each) => [each.path, each]));
+    images = images.map((each) => byPath.get(moved.get(each.path) ?? each.path) ?? each);
     moved.clear();
-    return anew;
+    return byPath;
   };
   const show = async () => {
     box = null;
@@ -204,8 +204,8 @@ var CropEditor = (() => {
       const path = [...moved.keys()].pop();
       const before = images.map((each) => each.path);
       moved.delete(path);
-      const anew = await reload();
-      if (anew.has(path)) at = Math.max(0, before.indexOf(path));
+      const byPath = await reload();
+      if (byPath.has(path)) at = Math.max(0, before.indexOf(path));
       refs.undo.disabled = true;
       await show();
       say(answer.done);

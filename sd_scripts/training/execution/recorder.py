@@ -16,7 +16,7 @@ from sd_scripts.training.context import Context
 T = TypeVar("T")
 
 SPARE_BYTES = 256 * 2**20
-"""Of a training: for samples, for the update, for other programs."""
+"""GPU memory that later graphs of a training leave free: for samples, for the update, for other programs."""
 
 
 def records_steps(context: Context) -> bool:
